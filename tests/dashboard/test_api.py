@@ -33,6 +33,7 @@ ASKED: list[tuple[str, Callable[[RunTelemetry], Any]]] = [
     ),
     ("episodes/1/0", lambda run: views.episode_detail(run, 1, 0)),
     ("environments", views.environments),
+    ("environments?which=finished", lambda run: views.environments(run, "finished")),
     ("health", views.health),
     ("learned", views.learned),
 ]
@@ -74,6 +75,17 @@ def test_runs_are_listed_oldest_first(tmp_path: Path) -> None:
     assert [run["rounds_done"] for run in found["runs"]] == [2, 1, 0]
 
 
+def test_a_copied_run_keeps_its_start_and_has_its_curve_and_notes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    os.utime(folder.config_file, (1e9, 1e9))
+    (folder.path / "notes.md").write_text("slow but steady\n")
+    (row,) = RunReader(RunListing(tmp_path)).rows()
+    with open_run(folder.path) as telemetry:
+        assert row["created_at"] == telemetry.sessions()[0].started_at
+        assert row["returns"] == views.held_out_returns(telemetry)
+    assert (row["notes"], row["fixed_gap"]) == ("slow but steady", None)
+
+
 @pytest.mark.parametrize(
     ("query", "name"),
     [
@@ -89,6 +101,7 @@ def test_runs_are_listed_oldest_first(tmp_path: Path) -> None:
         ("episodes?offset=-1", "offset"),
         ("episodes?env=1.5", "env"),
         ("episodes?order=newest", "order"),
+        ("environments?which=all", "which"),
         (f"episodes?order={'x' * 3000}", "order"),
         ("episodes?order=%3Cscript%3E%0A", "order"),
     ],

@@ -279,3 +279,16 @@ def test_health_counts_failures_and_measures_speed(folder: Path) -> None:
         "peak memory": "612 MB",
         "sessions": "1",
     }
+
+
+def test_health_learning_and_settings_have_a_conclusion(folder: Path) -> None:
+    run = values_of(folder)
+    sentences = sentences_of(make_document(report_of(run)))
+    conclusion = run["health"]["conclusion"]
+    assert conclusion["findings"]
+    expected = [conclusion["summary"], *(one["text"] for one in conclusion["findings"])]
+    assert set(expected) <= set(sentences)
+    assert run["learned"]["summary"] in sentences
+    preset = facts_of(run, "configuration")["nearest preset"]
+    assert preset.startswith("spirals, except ")
+    assert "budget.n_epochs 6" in preset

@@ -8,6 +8,7 @@ import { Plot } from "./chart_plot.js";
 import { seriesColour, seriesDash } from "./colours.js";
 import { Dialog } from "./components/dialog.js";
 import { compact } from "./format.js";
+import { useOneTabStop } from "./keys.js";
 import { useTheme } from "./theme.js";
 
 const MOST_ROWS = 200;
@@ -79,12 +80,11 @@ export function Chart({ name, title, note, series, version, group, height = HEIG
       <${Legend} ...${{ series, theme, hidden, toggle, values, isStacked: look.isStacked }} />
       <div class="chart-foot">
         <${ChartTable} ...${{ title, series, data, version, format, xTitle }} />
-        <div class="chart-tools" role="group" aria-label=${`${title}: enlarge or save`}>
-          ${!isLarge && html`<button type="button" class="tool" onClick=${() => setOpen(true)}>enlarge</button>`}
-          <button type="button" class="tool" title="Save the drawing" onClick=${png}>PNG</button>
-          <button type="button" class="tool" title="Save the numbers of all rounds"
-            onClick=${() => saveCsv(name, xTitle, series, data)}>CSV</button>
-        </div>
+        <${Tools} label=${`${title}: enlarge or save`} tools=${[
+          ...(isLarge ? [] : [["enlarge", "Show a larger drawing", () => setOpen(true)]]),
+          ["PNG", "Save the drawing", png],
+          ["CSV", "Save the numbers of all rounds", () => saveCsv(name, xTitle, series, data)],
+        ]} />
       </div>
       ${isOpen && html`<${Dialog} label=${title} onClose=${() => setOpen(false)}>
         <${Chart} ...${whole} name=${`${name}-large`} isLarge=${true} height=${largeHeight()} /><//>`}
@@ -134,10 +134,20 @@ function tipLine(label, value) {
   return line;
 }
 
+/** What can be done with a chart: [name, description, what to call]. */
+function Tools({ label, tools }) {
+  const { box, press, focus, tab } = useOneTabStop(".tool", tools.length);
+  return html`<div class="chart-tools" role="group" aria-label=${label} ref=${box} onKeyDown=${press} onFocusIn=${focus}>
+    ${tools.map(([name, title, call], k) => html`<button type="button" class="tool" key=${name} title=${title} tabindex=${tab(k)}
+      onClick=${call}>${name}</button>`)}
+  </div>`;
+}
+
 function Legend({ series, theme, hidden, toggle, values, isStacked }) {
-  return html`<ul class="legend">
+  const { box, press, focus, tab } = useOneTabStop(".legend-item", series.length);
+  return html`<ul class="legend" ref=${box} onKeyDown=${press} onFocusIn=${focus}>
     ${series.map((one, k) => html`<li key=${one.label}>
-      <button type="button" class=${classes("legend-item", hidden.has(k) && "off")} aria-pressed=${!hidden.has(k)}
+      <button type="button" tabindex=${tab(k)} class=${classes("legend-item", hidden.has(k) && "off")} aria-pressed=${!hidden.has(k)}
         title=${`${hidden.has(k) ? "show" : "hide"} ${one.label}`} onClick=${() => toggle(k)}>
         <${Swatch} colour=${one.colour?.(theme) ?? seriesColour(k, theme)}
           dash=${one.dash ?? (isStacked ? [] : seriesDash(k))} isPoints=${one.isPoints} isArea=${isStacked} />

@@ -56,13 +56,16 @@ export function useOneTabStop(selector, count, start = 0) {
   return { box, press, focus, tab: (k) => (k === current ? 0 : -1) };
 }
 
-/** Gives the item that a key leads to: beside it, or above and below it where items stand in rows. */
+/** Gives the item that a key leads to: beside it, or above and below it where items stand in rows; null for none. */
 function nextItem(all, at, key) {
   const tops = all.map((item) => item.getBoundingClientRect().top);
   const below = tops.findIndex((top) => top > tops[0] + 1);
   const columns = below < 0 ? all.length : below;
-  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: all.length - 1 };
-  const isSideways = key === "ArrowRight" || key === "ArrowLeft";
-  if (!(key in to) || (isSideways && columns === 1)) return null;
-  return Math.min(all.length - 1, Math.max(0, to[key]));
+  const steps = {
+    ...(columns > 1 && { ArrowRight: 1, ArrowLeft: -1 }),
+    ...(below > 0 && { ArrowDown: columns, ArrowUp: -columns }),
+    Home: -at,
+    End: all.length - 1 - at,
+  };
+  return key in steps ? Math.min(all.length - 1, Math.max(0, at + steps[key])) : null;
 }
