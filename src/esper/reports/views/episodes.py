@@ -28,7 +28,7 @@ _GAIN = (
 
 _ORDERS: dict[Order, str] = {
     "recent": "seq DESC",
-    "best": f"{_GAIN} DESC NULLS LAST, ep_rew DESC NULLS LAST, seq DESC",
+    "best": f"{_GAIN} DESC NULLS LAST, seed_parameters > 0 DESC, ep_rew DESC NULLS LAST, seq DESC",
     "worst": "ep_rew NULLS LAST, seq DESC",
     "typical": "abs(ep_rew - :median) NULLS LAST, seq DESC",
 }
@@ -81,8 +81,8 @@ def episode_list(
     Args:
         telemetry: The run's telemetry.
         order: Latest first, best first, lowest return first, or nearest to the median return
-            first. The best are those with the highest return; where the same hosts left alone
-            are recorded, those that kept a seed and gained most by it.
+            first. The best kept a seed and gained most over the same host left alone or, where
+            that is not recorded, have the highest return; hosts that kept none come last.
         env: Only episodes of this environment.
         first_round: Only episodes that ended in this round or later.
         last_round: Only episodes that ended in this round or earlier.

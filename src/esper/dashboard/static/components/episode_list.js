@@ -7,7 +7,7 @@ import { address } from "../router.js";
 
 const ORDERS = {
   recent: "latest first",
-  best: "largest gain over left alone with a kept seed first, or else highest return",
+  best: "kept a seed and gained most over left alone, or else returned most",
   typical: "nearest to the median return first",
   worst: "lowest return first",
 };

@@ -1,6 +1,7 @@
 /** The life of a host: its accuracy above, a lane for each slot below, epochs across. */
 
 import { classes, html, useEffect, useRef } from "../html.js";
+import { STAGE_COLOURS } from "../colours.js";
 import { number } from "../format.js";
 import { refusalWords, stepWords } from "../words.js";
 import { MarkAt, MarkLegend, markOf } from "./marks.js";
@@ -171,9 +172,19 @@ function Lane({ detail, axis, slot, k }) {
   return html`<g class="lane">
     ${name}
     <line class="gridline" x1=${axis.left} x2=${axis.right} y1=${base} y2=${base} />
+    ${bars.map((bar) => html`<${Fossil} key=${bar.seed} ...${{ bar, axis, base }} />`)}
     ${bars.map((bar, i) => html`<${SeedBar} key=${bar.seed} ...${{ bar, axis, base, detail }}
       height=${LANES.bar} until=${axis.x(bars[i + 1]?.parts[0]?.from ?? axis.columns)} />`)}
   </g>`;
+}
+
+/** What a fossilized seed leaves: it stays part of the block when its slot is free again. */
+function Fossil({ bar, axis, base }) {
+  const last = bar.parts.at(-1);
+  const [left, right] = [axis.x(last?.to ?? 0), axis.x(axis.trained)];
+  if (last?.stage !== "fossilized" || right <= left) return null;
+  return html`<rect class="fossil" x=${left} y=${base + 1} width=${right - left} height="4" fill=${STAGE_COLOURS.fossilized}>
+    <title>${bar.blueprint ?? "the seed"} is part of the block</title></rect>`;
 }
 
 /** Epochs below the drawing: the last one always, and as many before it as have room. */
