@@ -161,13 +161,13 @@ class Dashboard:
         return FileResponse(STATIC_FOLDER / "index.html", media_type="text/html")
 
     async def _login(self, request: Request) -> Response:
-        """Exchange the token for the session."""
+        """Exchange the token for the session, and open the page of a run if one is named."""
         if not self._access.accepts(request.query_params.get("token", "")):
             return login_page()
-        secrets = self._access.set_cookie, self._access.key
+        given = self._access.set_cookie, self._access.key, request.query_params.get("run", "")
         if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
-            return cookie_redirect(*secrets)
-        return cookie_page(*secrets)
+            return cookie_redirect(*given)
+        return cookie_page(*given)
 
     async def _runs(self, _request: Request) -> Response:
         facts = {"runs_dir": str(self._reader.listing.root), "esper_version": __version__}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 
@@ -27,7 +28,7 @@ from esper.dashboard.connections import (
 )
 from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.guard import LOGIN, HostNames, bracketed
-from esper.dashboard.runs import RunListing
+from esper.dashboard.runs import RunListing, shown_name
 from esper.errors import DashboardError
 from esper.training.signals import handling
 
@@ -206,6 +207,10 @@ class Serving:
     def link(self) -> str:
         """The URL that logs in and opens the dashboard."""
         return f"{self._login_url}{self.access.token}"
+
+    def link_to(self, run: str) -> str:
+        """Return the URL that logs in and opens the page of a run."""
+        return f"{self.link}&run={quote(shown_name(run), safe='')}"
 
     def open_browser(self, tell: Tell) -> None:
         """Open the dashboard in a browser, without waiting for it."""
