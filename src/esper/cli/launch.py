@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from esper.cli.interval_plot import plot_differences
 from esper.cli.output import json_text, print_columns, print_table, print_wrapped
 from esper.cli.views import View, make_view, print_to_stderr
 from esper.config.run import RunConfig
@@ -68,9 +69,16 @@ def print_end_event(run: Run | None, *, state: str, message: str | None = None) 
 
 
 def show_comparison(summary: Comparison, *, verbose: bool = False) -> None:
-    """Print the main conclusion, the table of controllers and, if ``verbose``, the others."""
+    """Print the verdict, the differences as a plot, the table and, if ``verbose``, all in words."""
     first, *others = summary.sentences
     print_wrapped(first)
+    if others:
+        print()
+        print_wrapped(others[0])
+    print(f"\nReturn on {summary.n_hosts} held-out hosts, learned minus each:\n")
+    strongest_first = sorted(summary.differences, key=lambda one: one.ep_rew.mean)
+    rows = [(one.against, one.ep_rew) for one in strongest_first]
+    print("\n".join(plot_differences(rows, label="{:+.3f}".format)))
     print(f"\nResults on {summary.n_hosts} held-out hosts, {summary.split} split:\n")
     differences = {one.against: one for one in summary.differences}
     print_table([_HEADINGS, *(_row(arm, differences.get(arm.name)) for arm in summary.arms)])
@@ -81,7 +89,7 @@ def show_comparison(summary: Comparison, *, verbose: bool = False) -> None:
     )
     if verbose:
         print()
-        for sentence in others:
+        for sentence in others[1:]:
             print_wrapped(sentence, first="- ", indent="  ")
 
 

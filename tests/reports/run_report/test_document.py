@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,11 @@ def test_the_verdict_comes_first_and_evaluations_before_the_comparison(folder: P
         "Evaluation on digits-family at price 0.2",
         "Comparison at the end of the run",
     ]
+    assert Mount(drawing="differences", run=0) in [
+        replace(one, instead=()) if isinstance(one, Mount) else one for one in alone.blocks
+    ]
     blocks = verdict.sections[0].blocks
+    assert Mount(drawing="arms", evaluation=0) in blocks
     assert blocks[0] == Text(text=verdict_sentences(found.evidence)[0], is_verdict=True)
     assert blocks[1] == Items(lines=verdict_sentences(found.evidence)[1:])
 
@@ -147,17 +152,17 @@ def test_runs_that_differ_in_seed_have_a_mean_with_an_interval(tmp_path: Path) -
         add_summary(tmp_path / run["name"], gain=gain)
     runs = [values_of(tmp_path / str(n)) for n in range(4)]
     table = runs_table(runs)
-    place = table.headers.index("gain over no growth")
+    place = table.headers.index("return minus hosts left alone")
     assert [row[0] for row in table.rows] == ["0", "1", "2", "3", "mean of 4 runs"]
     assert [row[place] for row in table.rows[:4]] == [f"{gain:.3f}" for gain in gains]
     mean = mean_interval(np.array(gains))
     assert table.rows[4][place] == mean.text(signed=False)
     verdict = next(
-        text for text in sentences_of(make_document(report_of(*runs))) if "Mean gain" in text
+        text for text in sentences_of(make_document(report_of(*runs))) if "Mean difference" in text
     )
     assert verdict == (
-        f"Mean gain in return of 4 training runs: {mean.text()} over no growth and "
-        f"{mean.text()} over the fixed schedule."
+        f"Mean difference in return of 4 training runs: {mean.text()} to hosts left alone and "
+        f"{mean.text()} to the fixed schedule."
     )
     assert len(runs_table(runs[:2]).rows) == 2
 
@@ -229,13 +234,13 @@ def test_the_overview_shows_state_progress_and_prices(folder: Path) -> None:
 def test_learning_is_summarized_by_the_evaluations(folder: Path) -> None:
     run = values_of(folder)
     run["evaluations"] = [
+        trial(0, 0.6, arm="fixed"),
         trial(2, 0.51, is_best=True),
         trial(4, 0.71, is_best=True),
         trial(6, 0.65),
         trial(6, 0.9, arm="wait", purpose="final"),
     ]
     run["headline"] |= {
-        "fixed_return": 0.6,
         "accuracy_gain": 0.0249,
         "best_score": 0.8,
         "flops": 0.512,
@@ -246,12 +251,16 @@ def test_learning_is_summarized_by_the_evaluations(folder: Path) -> None:
     assert facts["best held-out return"] == "0.710 after round 4"
     assert facts["last held-out return"] == "0.650 after round 6"
     assert facts["fixed schedule"] == "0.600, first passed after round 4"
-    assert facts["best score"].startswith("0.800, +2.5 points over the same hosts without growth")
+    gain = "+2.5 points over the same hosts left alone (0.800)"
+    assert facts["gain in score"].startswith(f"{gain}; slightly optimistic")
     assert (facts["FLOPs"], facts["parameters grown"]) == ("0.51 of the reference run", "1,234")
-    run["headline"] |= {"fixed_return": 0.72, "accuracy_gain": None}
+    run["headline"]["is_final"] = True
+    assert facts_of(run, "learning")["gain in score"] == gain
+    run["headline"]["accuracy_gain"] = None
+    run["evaluations"][0] = trial(0, 0.72, arm="fixed")
     facts = facts_of(run, "learning")
     assert facts["fixed schedule"] == "0.720, not passed yet"
-    assert "best score" not in facts
+    assert "gain in score" not in facts
     run["evaluations"] = []
     assert facts_of(run, "learning") == {"held-out return": "not evaluated yet"}
 

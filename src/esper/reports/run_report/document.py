@@ -26,14 +26,15 @@ from esper.reports.run_report.tables import (
     MIN_RUNS,
     blueprints_table,
     comparison_table,
+    differences_table,
     episode_table,
     evaluations_table,
     flat_settings,
-    gain_over,
     has_interval,
     is_one_method,
     learning_table,
     ops_table,
+    return_minus,
     returns_table,
     runs_table,
     settings_table,
@@ -46,6 +47,7 @@ from esper.reports.run_report.values import (
     episode_heading,
 )
 from esper.statistics import mean_interval
+from esper.training.comparison import LABELS
 
 N_NOTICES = 20
 """Latest notices shown."""
@@ -81,16 +83,14 @@ def make_document(values: ReportValues, evidence: Sequence[FoundEvidence] = ()) 
     ]
     if values["problems"]:
         footer.append(Items(lines=tuple(values["problems"])))
-    evaluations = [
-        _evaluation_section(one, names, place) for place, one in enumerate(evidence, start=1)
-    ]
+    evaluations = [_evaluation_section(one, names, place) for place, one in enumerate(evidence)]
     if len(runs) == 1:
         return _report_one(runs[0], evaluations, footer)
     return _report_several(runs, evaluations, footer)
 
 
 def _report_one(run: RunValues, evaluations: list[Section], footer: list[Block]) -> Document:
-    comparison = _comparison_section(run, "")
+    comparison = _comparison_section(run, 0, "")
     verdict = Section(title="Verdict", anchor="verdict", sections=(*evaluations, comparison))
     if not evaluations:
         advice = () if _is_own_training(run) else (Text(text=_NOT_EVALUATED),)
@@ -138,7 +138,7 @@ def _report_several(
                     anchor=f"run-{place}",
                     blocks=(_overview(run),),
                     sections=(
-                        _comparison_section(run, f"run-{place}-"),
+                        _comparison_section(run, place, f"run-{place}-"),
                         *_run_sections(run, place, f"run-{place}-"),
                     ),
                 )
@@ -157,19 +157,20 @@ def _verdicts(runs: Sequence[RunValues]) -> list[Block]:
     ]
     blocks: list[Block] = []
     if has_interval(runs) and len(lines) == len(runs):
-        gains: list[str] = []
-        for against, name in (("wait", "no growth"), ("fixed", "the fixed schedule")):
-            found = [gain for run in runs if (gain := gain_over(against)(run)) is not None]
-            gains.append(f"{mean_interval(found).text()} over {name}")
-        text = f"Mean gain in return of {len(runs)} training runs: {listed(gains)}."
+        means: list[str] = []
+        for against in ("wait", "fixed"):
+            found = [one for run in runs if (one := return_minus(against)(run)) is not None]
+            means.append(f"{mean_interval(found).text()} to {LABELS[against]}")
+        text = f"Mean difference in return of {len(runs)} training runs: {listed(means)}."
         blocks.append(Text(text=text, is_verdict=True))
     return [*blocks, Items(lines=tuple(lines or ["No run has been compared yet."]))]
 
 
 def _table_notes(runs: Sequence[RunValues]) -> tuple[str, ...]:
     columns = (
-        "Held-out return, score and FLOPs are those of the evaluation that selected each run's "
-        "controller; gains are from the comparison at the end, on other held-out hosts."
+        "All numbers are from the comparison at the end of each run, on held-out hosts; of a run "
+        "that is not done, from the evaluation that selected its controller. The gain is the score "
+        "minus that of the same hosts left alone."
     )
     if not is_one_method(runs):
         return columns, "The settings of the runs differ, so no mean is given."
@@ -184,6 +185,8 @@ def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) 
     blocks: list[Block] = [
         Text(text=first, is_verdict=True),
         Items(lines=tuple(others)),
+        Text(text=f"Score in points, {evidence.own.label} minus each:"),
+        Mount(drawing="arms", evaluation=place),
         Rows(table=results_table(evidence)),
     ]
     missing = [name for name in names if name not in evidence.runs]
@@ -197,7 +200,7 @@ def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) 
         blocks.append(Code(text=evidence.command, language="sh"))
     return Section(
         title=f"Evaluation on {evidence.task} at price {evidence.price:g}",
-        anchor=f"evaluation-{place}",
+        anchor=f"evaluation-{place + 1}",
         blocks=tuple(blocks),
     )
 
@@ -206,7 +209,7 @@ def _is_own_training(run: RunValues) -> bool:
     return run["overview"]["learns"] is False
 
 
-def _comparison_section(run: RunValues, prefix: str) -> Section:
+def _comparison_section(run: RunValues, place: int, prefix: str) -> Section:
     """Return the comparison with other controllers at the end of a run."""
     view = run["comparison"]
     title, anchor = "Comparison at the end of the run", f"{prefix}comparison"
@@ -227,8 +230,11 @@ def _comparison_section(run: RunValues, prefix: str) -> Section:
         anchor=anchor,
         blocks=(
             *(Text(text=sentence, is_verdict=True) for sentence in sentences[:1]),
-            Items(lines=(*sentences[1:], *view["problems"])),
+            *(Text(text=sentence) for sentence in sentences[1:2]),
+            Text(text="Return, learned minus each:"),
+            Mount(drawing="differences", run=place, instead=(Rows(table=differences_table(view)),)),
             Rows(table=comparison_table(view)),
+            Items(lines=(*sentences[2:], *view["problems"])),
             Text(text=note),
         ),
     )
@@ -306,7 +312,14 @@ def _learning_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         (f"{name} held-out return", f"{number(one['ep_rew_mean'])} after round {one['round']}")
         for name, one in (("first", trials[0]), ("best", best), ("last", trials[-1]))
     ]
-    fixed = headline["fixed_return"]
+    fixed = next(
+        (
+            one["ep_rew_mean"]
+            for one in run["evaluations"]
+            if one["arm"] == "fixed" and one["purpose"] == "tuning"
+        ),
+        None,
+    )
     if fixed is not None:
         passed = [
             one["round"]
@@ -317,11 +330,12 @@ def _learning_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         pairs.append(("fixed schedule", f"{fixed:.3f}, {when}"))
     gain, score = headline["accuracy_gain"], headline["best_score"]
     if gain is not None and score is not None:
+        remark = "; slightly optimistic, because these hosts select the controller"
         pairs.append(
             (
-                "best score",
-                f"{score:.3f}, {signed_points(gain)} over the same hosts without growth; slightly "
-                "optimistic, because these hosts select the controller",
+                "gain in score",
+                f"{signed_points(gain)} over the same hosts left alone ({score:.3f})"
+                + ("" if headline["is_final"] else remark),
             )
         )
     if headline["flops"] is not None:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, cast
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
-from esper.reports.views.values import finite
+from esper.reports.views.values import finite, gain
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
 
@@ -171,9 +171,13 @@ class Headline(TypedDict):
     env_steps: int
     steps_per_second: float | None
     seconds: float
+    is_final: bool
+    """Whether results are those of the comparison at the end, on the test split; before it, those
+    of the evaluation that selected the best controller."""
     best_return: float | None
     fixed_return: float | None
     accuracy_gain: float | None
+    """The score minus that of the same hosts left alone."""
     best_score: float | None
     static_score: float | None
     host_parameters: float | None
@@ -185,16 +189,18 @@ class Headline(TypedDict):
 def headline(telemetry: RunTelemetry) -> Headline:
     """Return a run's progress, and the result of its best controller on held-out hosts.
 
-    The best controller is the one in the run's best checkpoint. The gain is relative to the same
-    hosts without growth. Of the user's own training, parameters and FLOPs are the model's.
+    The best controller is the one in the run's best checkpoint. Of the user's own training,
+    parameters and FLOPs are the model's.
     """
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
         (seconds,) = telemetry.select("SELECT total(seconds) FROM rounds")[0]
-        best = _trial(telemetry, "arm = 'learned' AND is_best ORDER BY seq DESC")
-        static = _trial(telemetry, "arm = 'wait' ORDER BY seq")
-        fixed = _trial(telemetry, "arm = 'fixed' ORDER BY seq")
+        results = _final_results(telemetry)
+        is_final = all(results)
+        if not is_final:
+            results = _tuning_results(telemetry)
         position = telemetry.position
+    best, static, fixed = results
     settings = None if run is None else settings_of(run)
     # Nothing is learned in the user's own training: its model is the one that counts.
     sized = last if settings is not None and settings.is_own_training else best
@@ -208,11 +214,10 @@ def headline(telemetry: RunTelemetry) -> Headline:
         "env_steps": 0 if last is None else last.env_steps,
         "steps_per_second": None if last is None else finite(last.steps_per_second),
         "seconds": finite(seconds) or 0.0,
+        "is_final": is_final,
         "best_return": None if best is None else finite(best.ep_rew_mean),
         "fixed_return": None if fixed is None else finite(fixed.ep_rew_mean),
-        "accuracy_gain": (
-            None if best_score is None or static_score is None else best_score - static_score
-        ),
+        "accuracy_gain": gain(best_score, static_score),
         "best_score": best_score,
         "static_score": static_score,
         "host_parameters": None if sized is None else finite(sized.host_parameters_mean),
@@ -222,9 +227,33 @@ def headline(telemetry: RunTelemetry) -> Headline:
     }
 
 
-def _trial(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
-    """Return the first evaluation during training by a condition and an order."""
-    sql = f"SELECT seq FROM evaluations WHERE purpose = 'tuning' AND {which} LIMIT 1"
+_Results = tuple[EvaluationRecord | None, EvaluationRecord | None, EvaluationRecord | None]
+"""The learned controller, hosts left alone and the fixed schedule on the same hosts."""
+
+
+def _final_results(telemetry: RunTelemetry) -> _Results:
+    """Return the comparison at the end."""
+    last = "purpose = 'final' AND arm = '{}' ORDER BY seq DESC"
+    learned, wait, fixed = (
+        _evaluation(telemetry, last.format(arm)) for arm in ("learned", "wait", "fixed")
+    )
+    return learned, wait, fixed
+
+
+def _tuning_results(telemetry: RunTelemetry) -> _Results:
+    """Return the evaluation that selected the best controller so far, and its baselines."""
+    return (
+        _evaluation(
+            telemetry, "purpose = 'tuning' AND arm = 'learned' AND is_best ORDER BY seq DESC"
+        ),
+        _evaluation(telemetry, "purpose = 'tuning' AND arm = 'wait' ORDER BY seq"),
+        _evaluation(telemetry, "purpose = 'tuning' AND arm = 'fixed' ORDER BY seq"),
+    )
+
+
+def _evaluation(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
+    """Return the first evaluation by a condition and an order."""
+    sql = f"SELECT seq FROM evaluations WHERE {which} LIMIT 1"
     found = telemetry.select(sql)
     return telemetry.rows(EvaluationRecord, seq=found[0][0])[0] if found else None
 

@@ -5,6 +5,7 @@ import { runPath } from "../api.js";
 import { StateBadge } from "../components/badge.js";
 import { Comparison } from "../components/comparison.js";
 import { Fact, Facts, Progress } from "../components/facts.js";
+import { Verdicts } from "../components/verdict.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
 import { useChartGroup } from "../chart_group.js";
@@ -35,6 +36,7 @@ export function RunScreen({ id }) {
       <div class="rest"><${ZoomBar} group=${group} last=${done} /></div>
     </div>
     <${Problem} error=${error ?? metricsError} />
+    <${Verdicts} comparison=${run.comparison} />
     <${RunFacts} run=${run} done=${done} state=${known?.state ?? run.state} />
     ${version === 0
       ? html`<${Waiting} height=${900} />`
@@ -60,9 +62,10 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
     ${state === "running"
       ? html`<${Fact} name="time left, about">${duration(left)}<//>`
       : html`<${Fact} name="training time">${duration(run.seconds)}<//>`}
-    ${learns && html`<${Fact} name="best held-out return" note=${`fixed schedule ${number(run.fixed_return)}`}>
-      ${number(run.best_return)}<//>
-    <${Fact} name="gain in score" note=${`without growth ${number(run.static_score)}`}>
+    ${learns && html`<${Fact} name=${run.is_final ? "return, test split" : "best held-out return"}
+      note=${`fixed schedule ${number(run.fixed_return)}`}>${number(run.best_return)}<//>
+    <${Fact} name="gain in score" note=${`hosts left alone ${number(run.static_score)}`}
+      title="The score minus that of the same hosts left alone.">
       <span class=${tone(run.accuracy_gain)}>${signed(run.accuracy_gain)}</span><//>`}
     <${Fact} name="parameters" note="host + seeds">
       ${parameters(run.host_parameters, run.seed_parameters)}<//>

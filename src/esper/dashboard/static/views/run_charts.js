@@ -34,7 +34,7 @@ function chartsOf(table, klLimit) {
       series: [
         line("training", "growth/score"),
         line("held-out", "eval/score", { isPoints: true, dash: [] }),
-        constant("held-out, no growth", lastOf(table.get("growth/static_score"))),
+        constant("held-out, left alone", lastOf(table.get("growth/static_score"))),
       ],
     },
     {
