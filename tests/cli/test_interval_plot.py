@@ -9,9 +9,9 @@ from esper.cli.interval_plot import WIDTH, plot_differences
 from esper.statistics import Interval
 
 ROWS = [
-    ("fixed", Interval(-0.03, -0.04, -0.02, 256)),
-    ("heuristic", Interval(0.005, -0.01, 0.02, 256)),
-    ("random", Interval(0.08, 0.06, 0.10, 256)),
+    ("fixed", Interval(-0.03, -0.04, -0.02, 256), True),
+    ("heuristic", Interval(0.005, -0.01, 0.02, 256), False),
+    ("random", Interval(0.08, 0.06, 0.10, 256), True),
 ]
 
 

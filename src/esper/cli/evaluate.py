@@ -96,10 +96,10 @@ def comparison_sentences(evidence: Evidence) -> list[str]:
 
 def _show_plot(evidence: Evidence) -> None:
     """Print the differences of score as a plot, those to the strongest arms first."""
-    from esper.evidence.claims import weigh
+    from esper.evidence.claims import is_sure_difference, weigh
 
     found = sorted(weigh(evidence), key=lambda one: one.score.mean)
-    rows = [(one.against, one.score) for one in found]
+    rows = [(one.against, one.score, is_sure_difference(one.score, one.verdict)) for one in found]
     print(f"\nScore on {evidence.n_hosts} hosts in points, {evidence.own.name} minus each:\n")
     print("\n".join(plot_differences(rows, label=lambda value: f"{100.0 * value:+.1f}")))
     print()

@@ -18,39 +18,37 @@ _MARKS = {True: ("─", "├", "┤", "●", "○", "│"), False: ("-", "[", "]
 
 
 def plot_differences(
-    rows: Sequence[tuple[str, Interval]], *, label: Callable[[float], str], width: int = WIDTH
+    rows: Sequence[tuple[str, Interval, bool]], *, label: Callable[[float], str], width: int = WIDTH
 ) -> list[str]:
     """Return a line for each difference: its name, its mean, and its interval against zero.
 
-    A filled dot is a difference whose interval excludes zero.
-
     Args:
-        rows: Names and differences.
+        rows: Names, differences, and whether they are shown to differ from zero: a filled dot.
         label: Formats a difference.
         width: Columns that all lines fit in.
     """
     if not rows:
         return []
     line, left, right, sure, unsure, zero = _MARKS[can_encode("".join(_MARKS[True]))]
-    means = [label(interval.mean) for _, interval in rows]
-    names, numbers = max(len(name) for name, _ in rows), max(map(len, means))
+    means = [label(interval.mean) for _, interval, _ in rows]
+    names, numbers = max(len(name) for name, _, _ in rows), max(map(len, means))
     columns = max(LEAST_COLUMNS, width - names - numbers - 4)
-    low = min(0.0, *(interval.low for _, interval in rows))
-    high = max(0.0, *(interval.high for _, interval in rows))
+    low = min(0.0, *(interval.low for _, interval, _ in rows))
+    high = max(0.0, *(interval.high for _, interval, _ in rows))
     span = high - low or 1.0
 
     def column(value: float) -> int:
         return round((value - low) / span * (columns - 1))
 
     lines: list[str] = []
-    for (name, interval), mean in zip(rows, means, strict=True):
+    for (name, interval, is_sure), mean in zip(rows, means, strict=True):
         cells = [" "] * columns
         cells[column(0.0)] = zero
         first, last = column(interval.low), column(interval.high)
         cells[first : last + 1] = line * (last + 1 - first)
         if last > first:
             cells[first], cells[last] = left, right
-        cells[column(interval.mean)] = sure if interval.excludes_zero else unsure
+        cells[column(interval.mean)] = sure if is_sure else unsure
         lines.append(f"{name:{names}}  {mean:>{numbers}}  {''.join(cells)}".rstrip())
     return [*lines, " " * (names + numbers + 4) + _axis(low, high, column(0.0), columns, label)]
 

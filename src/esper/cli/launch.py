@@ -77,7 +77,7 @@ def show_comparison(summary: Comparison, *, verbose: bool = False) -> None:
         print_wrapped(others[0])
     print(f"\nReturn on {summary.n_hosts} held-out hosts, learned minus each:\n")
     strongest_first = sorted(summary.differences, key=lambda one: one.ep_rew.mean)
-    rows = [(one.against, one.ep_rew) for one in strongest_first]
+    rows = [(one.against, one.ep_rew, one.ep_rew.excludes_zero) for one in strongest_first]
     print("\n".join(plot_differences(rows, label="{:+.3f}".format)))
     print(f"\nResults on {summary.n_hosts} held-out hosts, {summary.split} split:\n")
     differences = {one.against: one for one in summary.differences}

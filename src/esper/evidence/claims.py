@@ -238,6 +238,11 @@ class Finding:
         return asdict(self)
 
 
+def is_sure_difference(score: Interval, verdict: str) -> bool:
+    """Return whether a difference of score is shown, corrected for the number of comparisons."""
+    return verdict != "not shown" and score.excludes_zero
+
+
 def find_differences(
     own: Arm, others: Sequence[Arm], *, price: float, learned_price: float | None = None
 ) -> tuple[Finding, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from esper.evidence.claims import verdict_sentences
+from esper.formatting import share
 from esper.reports.run_report.blocks import (
     Block,
     Code,
@@ -136,6 +137,16 @@ def test_old_runs_and_runs_without_steps_have_a_report(tmp_path: Path) -> None:
     bare = make_run(tmp_path / "bare", record_steps=False)
     text = to_markdown(make_document(report_of(values_of(bare))))
     assert text.count("The steps were not recorded") == 2
+
+
+def test_the_report_compares_chosen_and_carried_out_actions(folder: Path) -> None:
+    run = values_of(folder)
+    found = run["learned"]["carried_out"]
+    lost = sum(one["refused"] + one["illegal"] for one in found["ops"]) / found["n_steps"]
+    assert lost > 0.0
+    text = to_markdown(make_document(report_of(run)))
+    assert f"{share(lost)} of the actions were not carried out" in text
+    assert "| op | chosen | carried out | refused by a gate | illegal |" in text
 
 
 def test_settings_and_commands_are_shown(folder: Path) -> None:
@@ -275,6 +286,7 @@ def test_health_counts_failures_and_measures_speed(folder: Path) -> None:
         {"round": 5, "env": 0, "episode": 0, "epoch": 1, "reason": "the loss is nan"}
     ]
     health["illegal"], health["refused_by_gates"] = 1, 20
+    run["headline"] |= {"illegal_share": 0.001, "refused_share": 0.02}
     health["throughput"]["values"] = [1000.0, None, 3000.0, 2000.0]
     health["memory"]["values"] = [5e8, 6.12e8]
     assert facts_of(run, "health") == {
@@ -282,8 +294,8 @@ def test_health_counts_failures_and_measures_speed(folder: Path) -> None:
         "rejected updates": "2 (rounds 3 and 7)",
         "updates stopped early": "4",
         "hosts rolled back": "1, last in round 5: the loss is nan",
-        "illegal actions": "1",
-        "actions rejected by gates": "20",
+        "illegal actions": "1 (less than 1% of steps)",
+        "actions refused by gates": "20 (2% of steps)",
         "median speed": "2,000 host-epochs/s",
         "peak memory": "612 MB",
         "sessions": "1",

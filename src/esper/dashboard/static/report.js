@@ -11,7 +11,7 @@ import { ArmDifferences, Differences } from "./components/verdict.js";
 import { metricTable } from "./metrics.js";
 import { startTheme } from "./theme.js";
 import { CompareCharts } from "./views/compare_charts.js";
-import { RunCharts } from "./views/run_charts.js";
+import { RunCharts, stepsPerRound } from "./views/run_charts.js";
 
 /** What can be drawn, by the name that an element asks for; each gives nothing where there is nothing. */
 const DRAWINGS = {
@@ -30,7 +30,7 @@ function Charts({ run }) {
   const group = useChartGroup();
   const table = metricTable(run.metrics);
   return html`<${Zoom} group=${group} last=${table.roundsDone} />
-    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} learns=${run.overview.learns ?? true} />`;
+    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} steps=${stepsPerRound(run.overview)} learns=${run.overview.learns ?? true} />`;
 }
 
 function AllCharts({ runs }) {

@@ -10,7 +10,18 @@ from esper.evidence.claims import verdict_sentences
 from esper.evidence.results import Evidence
 from esper.evidence.text import facts, results_table
 from esper.evidence.text import settings_table as tuned_settings_table
-from esper.formatting import duration, listed, many, memory, moment, number, signed_points, whole
+from esper.formatting import (
+    duration,
+    listed,
+    many,
+    memory,
+    moment,
+    number,
+    share,
+    signed_points,
+    span,
+    whole,
+)
 from esper.reports.run_report.blocks import (
     Block,
     Code,
@@ -25,6 +36,7 @@ from esper.reports.run_report.blocks import (
 from esper.reports.run_report.tables import (
     MIN_RUNS,
     blueprints_table,
+    carried_out_table,
     comparison_table,
     differences_table,
     episode_table,
@@ -46,6 +58,7 @@ from esper.reports.run_report.values import (
     RunValues,
     episode_heading,
 )
+from esper.reports.views import Learned
 from esper.statistics import mean_interval
 from esper.training.comparison import LABELS
 
@@ -389,6 +402,7 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
     tables: tuple[Block, ...] = (Text(text="No episode has ended yet."),)
     if any(part["n_episodes"] for part in learned["parts"]):
         tables = (
+            *_carried_out(learned),
             Text(text="Ops per episode:"),
             Rows(table=ops_table(learned)),
             Text(text=f"Timing, in epochs of {whole(run['overview']['n_epochs'])}:"),
@@ -401,6 +415,18 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
         anchor=f"{prefix}learned",
         blocks=(Mount(drawing="learned", run=place, instead=tables),),
     )
+
+
+def _carried_out(learned: Learned) -> tuple[Block, ...]:
+    """Return which actions were chosen and carried out in the latest steps, if recorded."""
+    found = learned["carried_out"]
+    if found["first_round"] is None or found["last_round"] is None:
+        return ()
+    when = span(found["first_round"], found["last_round"])
+    lost = sum(one["refused"] + one["illegal"] for one in found["ops"])
+    text = f"Chosen and carried out, as shares of {whole(found['n_steps'])} steps ({when}); "
+    text += f"{share(lost / found['n_steps'])} of the actions were not carried out:"
+    return Text(text=text), Rows(table=carried_out_table(found))
 
 
 def _health_section(run: RunValues, place: int, prefix: str) -> Section:
@@ -430,8 +456,11 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         ),
         ("updates stopped early", whole(health["early_stops"]["total"])),
         ("hosts rolled back", f"{whole(governor['total'])}{last}{reason}"),
-        ("illegal actions", whole(health["illegal"])),
-        ("actions rejected by gates", whole(health["refused_by_gates"])),
+        ("illegal actions", _steps_text(health["illegal"], run["headline"]["illegal_share"])),
+        (
+            "actions refused by gates",
+            _steps_text(health["refused_by_gates"], run["headline"]["refused_share"]),
+        ),
     ]
     speeds = [value for value in health["throughput"]["values"] if value is not None]
     if speeds:
@@ -441,6 +470,12 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         pairs.append(("peak memory", memory(max(sizes))))
     pairs.append(("sessions", whole(len(run["overview"]["sessions"]))))
     return tuple(pairs)
+
+
+def _steps_text(count: int, share_of_steps: float | None) -> str:
+    """Return a number of steps, and their share of all steps."""
+    of_all = "" if share_of_steps is None else f" ({share(share_of_steps)} of steps)"
+    return f"{whole(count)}{of_all}"
 
 
 def _settings_section(run: RunValues, prefix: str) -> Section:

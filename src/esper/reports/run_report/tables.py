@@ -10,6 +10,7 @@ from esper.evidence.text import Table
 from esper.formatting import UNKNOWN, number, share, span, whole
 from esper.reports.run_report.values import RunValues
 from esper.reports.views import ComparisonView, EpisodeDetail, Learned, Points, Step
+from esper.reports.views.carried_out import CarriedOut
 from esper.reports.views.comparison import IntervalValues
 from esper.statistics import mean_interval
 from esper.training.comparison import LABELS
@@ -108,6 +109,18 @@ def ops_table(learned: Learned) -> Table:
     ]
     shown = (op.replace("_", " ") for op in names)
     return Table(headers=("", "episodes", "return", "score", *shown), rows=tuple(rows))
+
+
+def carried_out_table(found: CarriedOut) -> Table:
+    """Return how often each op was chosen and what became of it, as shares of steps."""
+    columns = ("chosen", "done", "refused", "illegal")
+    n_steps = found["n_steps"]
+    rows = [
+        (one["op"].replace("_", " "), *(share(one[name] / n_steps) for name in columns))
+        for one in found["ops"]
+    ]
+    headers = ("op", "chosen", "carried out", "refused by a gate", "illegal")
+    return Table(headers=headers, rows=tuple(rows))
 
 
 def timing_table(learned: Learned) -> Table:

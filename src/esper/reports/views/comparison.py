@@ -65,7 +65,7 @@ class ArmDifference(TypedDict):
     """The arm in words."""
     score: IntervalValues
     is_sure: bool
-    """Whether the interval excludes zero."""
+    """Whether it is shown to differ from zero, corrected for the number of comparisons."""
 
 
 class EvaluationFile(TypedDict):
@@ -159,6 +159,7 @@ def _difference(difference: Difference) -> DifferenceView:
 
 def arm_difference(finding: Mapping[str, Any]) -> ArmDifference:
     """Return the difference of score in a finding, as it is stored."""
+    from esper.evidence.claims import is_sure_difference
     from esper.statistics import Interval
 
     score = Interval(**finding["score"])
@@ -166,7 +167,7 @@ def arm_difference(finding: Mapping[str, Any]) -> ArmDifference:
         "against": str(finding["against"]),
         "label": str(finding["label"]),
         "score": _interval(score),
-        "is_sure": score.excludes_zero,
+        "is_sure": is_sure_difference(score, finding["verdict"]),
     }
 
 

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from esper.config.checks import require_int
 from esper.lifecycle.stages import Stage
+from esper.reports.views.carried_out import CarriedOut, carried_out
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RoundRecord
@@ -40,6 +41,8 @@ class Learned(TypedDict):
     """Consecutive ranges of about the same number of rounds."""
 
     parts: list[LearnedPart]
+    carried_out: CarriedOut
+    """Actions chosen and carried out in the latest steps."""
 
 
 def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
@@ -58,7 +61,10 @@ def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
         done = 0 if last is None else last.round
         n = min(n_parts, done)
         bounds = [(part * done // n + 1, (part + 1) * done // n) for part in range(n)]
-        return {"parts": [_part(telemetry, first, last) for first, last in bounds]}
+        return {
+            "parts": [_part(telemetry, first, last) for first, last in bounds],
+            "carried_out": carried_out(telemetry),
+        }
 
 
 def _part(telemetry: RunTelemetry, first: int, last: int) -> LearnedPart:

@@ -123,6 +123,8 @@ class Overview(TypedDict):
     esper_version: str | None
     sessions: list[Session]
     n_envs: int | None
+    n_steps: int | None
+    """Steps of each environment in a round."""
     n_epochs: int | None
     kl_limit: float | None
     learns: bool | None
@@ -155,6 +157,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "esper_version": None if run is None else run.esper_version,
         "sessions": sessions,
         "n_envs": None if settings is None else settings.envs,
+        "n_steps": None if settings is None else settings.n_steps,
         "n_epochs": None if settings is None else settings.budget.n_epochs,
         "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
         "learns": None if settings is None else not settings.is_own_training,
@@ -171,6 +174,10 @@ class Headline(TypedDict):
     env_steps: int
     steps_per_second: float | None
     seconds: float
+    refused_share: float | None
+    """Share of all steps whose action a gate refused."""
+    illegal_share: float | None
+    """Share of all steps whose action was illegal in the host's state."""
     is_final: bool
     """Whether results are those of the comparison at the end, on the test split; before it, those
     of the evaluation that selected the best controller."""
@@ -194,7 +201,8 @@ def headline(telemetry: RunTelemetry) -> Headline:
     """
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
-        (seconds,) = telemetry.select("SELECT total(seconds) FROM rounds")[0]
+        sums = "total(seconds), total(n_refused), total(n_illegal)"
+        seconds, n_refused, n_illegal = telemetry.select(f"SELECT {sums} FROM rounds")[0]
         results = _final_results(telemetry)
         is_final = all(results)
         if not is_final:
@@ -214,6 +222,8 @@ def headline(telemetry: RunTelemetry) -> Headline:
         "env_steps": 0 if last is None else last.env_steps,
         "steps_per_second": None if last is None else finite(last.steps_per_second),
         "seconds": finite(seconds) or 0.0,
+        "refused_share": None if last is None else n_refused / last.env_steps,
+        "illegal_share": None if last is None else n_illegal / last.env_steps,
         "is_final": is_final,
         "best_return": None if best is None else finite(best.ep_rew_mean),
         "fixed_return": None if fixed is None else finite(fixed.ep_rew_mean),

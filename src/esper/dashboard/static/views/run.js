@@ -10,9 +10,9 @@ import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
 import { useChartGroup } from "../chart_group.js";
 import { useMetrics, useQuery } from "../data.js";
-import { duration, isNumber, number, parameters, percent, signed, tone, whole } from "../format.js";
+import { duration, isNumber, number, parameters, percent, probability, signed, tone, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
-import { RunCharts } from "./run_charts.js";
+import { RunCharts, stepsPerRound } from "./run_charts.js";
 
 /** The overview of a run. */
 export function RunScreen({ id }) {
@@ -23,9 +23,10 @@ export function RunScreen({ id }) {
   const group = useChartGroup();
   const limit = run?.overview?.kl_limit ?? null;
   const learns = run?.overview?.learns ?? true;
+  const steps = stepsPerRound(run?.overview);
   const charts = useMemo(
-    () => html`<${RunCharts} ...${{ table, version, group }} klLimit=${limit} learns=${learns} />`,
-    [table, version, group, limit, learns],
+    () => html`<${RunCharts} ...${{ table, version, group, steps }} klLimit=${limit} learns=${learns} />`,
+    [table, version, group, limit, learns, steps],
   );
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const done = Math.max(run.rounds_done ?? 0, table.roundsDone ?? 0);
@@ -58,19 +59,30 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
       <dt>${learns ? "round" : "epoch"}<${Progress} share=${done / run.rounds} label="rounds done" /></dt>
       <dd><span data-test="round">${done}</span> <small>of ${run.rounds ?? "–"}</small></dd>
     </div>
-    <${Fact} name="steps per second">${whole(run.steps_per_second)}<//>
-    ${state === "running"
-      ? html`<${Fact} name="time left, about">${duration(left)}<//>`
-      : html`<${Fact} name="training time">${duration(run.seconds)}<//>`}
+    <${Fact} name=${state === "running" ? "time left, about" : "training time"}
+      note=${`${whole(run.steps_per_second)} steps per second`}>
+      ${duration(state === "running" ? left : run.seconds)}<//>
     ${learns && html`<${Fact} name=${run.is_final ? "return, test split" : "best held-out return"}
       note=${`fixed schedule ${number(run.fixed_return)}`}>${number(run.best_return)}<//>
     <${Fact} name="gain in score" note=${`hosts left alone ${number(run.static_score)}`}
       title="The score minus that of the same hosts left alone.">
       <span class=${tone(run.accuracy_gain)}>${signed(run.accuracy_gain)}</span><//>`}
+    ${isNumber(run.refused_share) && html`<${CarriedOut} run=${run} />`}
     <${Fact} name="parameters" note="host + seeds">
       ${parameters(run.host_parameters, run.seed_parameters)}<//>
     <${Fact} name="FLOPs" note="of the reference run">${percent(run.flops)}<//>
   <//>`;
+}
+
+/** The share of steps whose action was carried out, and why others were not. */
+function CarriedOut({ run }) {
+  const { refused_share: refused, illegal_share: illegal } = run;
+  const note = refused + illegal === 0
+    ? "none refused or illegal"
+    : `refused ${probability(refused)}, illegal ${probability(illegal)}`;
+  return html`<${Fact} name="actions carried out" note=${note}
+    title="Share of all steps. An action that a gate refuses or that is illegal is a wait.">
+    ${refused + illegal === 0 ? percent(1) : probability(1 - refused - illegal)}<//>`;
 }
 
 function timeLeft(run, done) {

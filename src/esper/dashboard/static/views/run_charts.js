@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { Chart } from "../charts.js";
-import { compact, count, number } from "../format.js";
+import { compact, count, number, probability } from "../format.js";
 import { plain } from "../words.js";
 
 const GREY = () => "#85898e";
@@ -10,15 +10,20 @@ const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alp
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
 /** All charts in a grid. */
-export function RunCharts({ table, version, klLimit, group, learns = true }) {
-  const charts = learns ? chartsOf(table, klLimit) : ownCharts(table);
+export function RunCharts({ table, version, klLimit, group, steps = null, learns = true }) {
+  const charts = learns ? chartsOf(table, klLimit, steps) : ownCharts(table);
   return html`<div class="charts">
     ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
       ...${{ version, group }} />`)}
   </div>`;
 }
 
-function chartsOf(table, klLimit) {
+/** The steps of all environments in a round, or null if unknown. */
+export function stepsPerRound(overview) {
+  return overview?.n_envs && overview?.n_steps ? overview.n_envs * overview.n_steps : null;
+}
+
+function chartsOf(table, klLimit, steps = null) {
   const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
   return [
     {
@@ -75,6 +80,11 @@ function chartsOf(table, klLimit) {
       name: "ops", title: "Ops", note: "per episode that ended in the round", fromZero: true, format: compact,
       series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)),
     },
+    {
+      name: "not-carried-out", title: "Actions not carried out", note: "share of steps", fromZero: true, format: probability,
+      axisFormat: probability,
+      series: steps === null ? [] : lost(table, steps),
+    },
   ].filter(({ series }) => series.length > 0);
 }
 
@@ -88,6 +98,14 @@ function ownCharts(table) {
 
 function asValidation(chart) {
   return { ...chart, title: "Score", note: null, series: chart.series.map((one) => ({ ...one, label: "validation" })) };
+}
+
+/** Actions that were refused or illegal as shares of steps; nothing while there is none. */
+function lost(table, steps) {
+  return [["refused by a gate", "growth/refused"], ["illegal", "growth/illegal"]]
+    .map(([label, name]) => ({ label, ...table.get(name) }))
+    .filter(({ values }) => values.some((value) => value > 0))
+    .map((one) => ({ ...one, values: one.values.map((value) => value / steps) }));
 }
 
 /** Hosts with their seeds, as one series. */
