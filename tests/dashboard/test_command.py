@@ -68,6 +68,12 @@ def read_link(process: subprocess.Popen[str]) -> str:
     raise AssertionError("no link was printed")
 
 
+def test_small_answers_are_sent_at_once() -> None:
+    # asyncio turns off Nagle's algorithm only for sockets that name their protocol.
+    with addresses.open_socket("127.0.0.1", 0, allow_remote=False) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_a_signal_and_cleans_up(
     tmp_path: Path, state_home: Path, number: signal.Signals

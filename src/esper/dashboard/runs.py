@@ -123,17 +123,16 @@ class RunReader:
         return {row["id"]: {name: row[name] for name in _HEAD} for row in self.rows()}
 
     def detail(self, name: str) -> dict[str, Any]:
-        """Return one run with its overview, comparison and evaluations.
+        """Return one run with its overview and comparison.
 
         Raises:
             RunError: If the run does not exist.
         """
         folder = self._folder(name)
         detail: Row = _row(name, folder)
-        detail |= {"overview": None, "comparison": None, "evaluations": []}
+        detail |= {"overview": None, "comparison": None}
         with suppress(RunError), _run_errors(name), open_run(folder.path) as telemetry:
             detail["overview"] = views.overview(telemetry)
-            detail["evaluations"] = views.evaluations(telemetry)
         with suppress(RunError), _run_errors(name):
             detail["comparison"] = views.comparison_view(folder.path)
         return detail

@@ -109,7 +109,9 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Only for a protocol that is named does asyncio send small answers without waiting 40 ms for
+    # an acknowledgement of their headers.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))

@@ -130,7 +130,7 @@ def test_a_new_run_appears_and_finishes_without_reloading(
     assert row.locator("th").inner_text() == "short"
     best = ask(
         tmp_path / "short",
-        "SELECT MAX(ep_rew_mean) FROM evaluations WHERE arm = 'learned' AND purpose = 'tuning'",
+        "SELECT ep_rew_mean FROM evaluations WHERE arm = 'learned' AND purpose = 'final'",
     )
     assert row.locator("[data-name='best return']").inner_text() == shown(best[0][0])
     row.get_by_role("link").click()

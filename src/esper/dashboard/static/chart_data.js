@@ -16,16 +16,20 @@ export class AlignedData {
     this.rows = new Map();
     this.columns = Array.from({ length: this.width }, () => []);
     this.taken = new Array(this.width).fill(0);
+    this.sources = new Array(this.width).fill(null);
   }
 
   /** Takes what the series have gained; a series is { rounds, values } or { constant }. */
   update(series) {
     const isShorter = series.some(({ rounds }, k) => rounds && rounds.length < this.taken[k]);
-    if (isShorter || !this.appendRounds(series)) {
+    // Other arrays may differ anywhere, not only at their ends.
+    const isOther = series.some(({ rounds }, k) => this.taken[k] > 0 && rounds && rounds !== this.sources[k]);
+    if (isShorter || isOther || !this.appendRounds(series)) {
       this.clear();
       this.appendRounds(series);
     }
     series.forEach((one, k) => this.fill(one, k));
+    this.sources = series.map(({ rounds }) => rounds ?? null);
   }
 
   /** Gives what a chart draws: rounds first, then a column for each series. */

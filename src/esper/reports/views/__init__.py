@@ -21,8 +21,10 @@ from esper.reports.views.run import (
     metric_series,
     overview,
 )
+from esper.reports.views.thinning import MOST_POINTS
 
 __all__ = [
+    "MOST_POINTS",
     "ORDERS",
     "Bar",
     "ComparisonView",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, TypedDict, cast
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
+from esper.reports.views.thinning import kept_points, rounded
 from esper.reports.views.values import finite, gain
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
@@ -279,10 +281,18 @@ class MetricSeries(TypedDict):
     """Metrics by name, and the number of finished rounds."""
 
     rounds_done: int
+    is_thinned: bool
+    """Whether points were left out."""
     series: dict[str, Points]
 
 
-def metric_series(telemetry: RunTelemetry, after: int = 0) -> MetricSeries:
+def metric_series(
+    telemetry: RunTelemetry,
+    after: int = 0,
+    *,
+    until: int | None = None,
+    most_points: int | None = None,
+) -> MetricSeries:
     """Return all metrics by the names in docs/reference/metrics.md.
 
     A round's evaluation is recorded after the round itself, so a client that follows a run should
@@ -291,16 +301,31 @@ def metric_series(telemetry: RunTelemetry, after: int = 0) -> MetricSeries:
     Args:
         telemetry: The run's telemetry.
         after: Only rounds after this one; -1 includes evaluations before the first round.
+        until: Only rounds up to this one; None for all.
+        most_points: Longer series are thinned to about this number of points, the highest and
+            lowest among them; None for all points.
     """
     with telemetry.snapshot():
         last = telemetry.last(RoundRecord)
-        metrics = telemetry.metrics_since(after + 1)
+        metrics = telemetry.metrics_since(after + 1, until)
+    longest = max((len(one.rounds) for one in metrics.values()), default=0)
     return {
         "rounds_done": 0 if last is None else last.round,
+        "is_thinned": most_points is not None and longest > most_points,
         "series": {
-            name: {"rounds": one.rounds, "values": [finite(value) for value in one.values]}
-            for name, one in metrics.items()
+            name: points_of(one.rounds, one.values, most_points) for name, one in metrics.items()
         },
+    }
+
+
+def points_of(rounds: Sequence[int], values: Sequence[Any], most_points: int | None) -> Points:
+    """Return a series, thinned to at most about so many points; None for all of them."""
+    if most_points is None or len(values) <= most_points:
+        return {"rounds": list(rounds), "values": [finite(value) for value in values]}
+    kept = kept_points(values, most_points)
+    return {
+        "rounds": [rounds[index] for index in kept],
+        "values": [rounded(finite(values[index])) for index in kept],
     }
 
 

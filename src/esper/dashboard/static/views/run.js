@@ -8,19 +8,21 @@ import { Fact, Facts, Progress } from "../components/facts.js";
 import { Verdicts } from "../components/verdict.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
-import { useChartGroup } from "../chart_group.js";
-import { useMetrics, useQuery } from "../data.js";
+import { useChartGroup, useRange } from "../chart_group.js";
+import { useDetail, useMetrics, useQuery } from "../data.js";
 import { duration, isNumber, number, parameters, percent, probability, signed, tone, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
 import { RunCharts, stepsPerRound } from "./run_charts.js";
 
 /** The overview of a run. */
 export function RunScreen({ id }) {
-  const known = useLiveRun(id);
+  const live = useLiveRun(id);
   const mark = useRowMark(id);
   const { data: run, error } = useQuery(runPath(id), mark);
-  const { table, version, error: metricsError } = useMetrics(id, mark);
+  const { table, version: known, error: metricsError } = useMetrics(id, mark);
   const group = useChartGroup();
+  const detail = useDetail(table, useRange(group));
+  const version = Math.max(known, detail);
   const limit = run?.overview?.kl_limit ?? null;
   const learns = run?.overview?.learns ?? true;
   const steps = stepsPerRound(run?.overview);
@@ -32,13 +34,13 @@ export function RunScreen({ id }) {
   const done = Math.max(run.rounds_done ?? 0, table.roundsDone ?? 0);
   return html`
     <div class="screen-head">
-      <h1>${run.name}</h1><${StateBadge} state=${known?.state ?? run.state} />
+      <h1>${run.name}</h1><${StateBadge} state=${live?.state ?? run.state} />
       <span class="muted">${run.task}</span>
       <div class="rest"><${ZoomBar} group=${group} last=${done} /></div>
     </div>
     <${Problem} error=${error ?? metricsError} />
     <${Verdicts} comparison=${run.comparison} />
-    <${RunFacts} run=${run} done=${done} state=${known?.state ?? run.state} />
+    <${RunFacts} run=${run} done=${done} state=${live?.state ?? run.state} />
     ${version === 0
       ? html`<${Waiting} height=${900} />`
       : done === 0

@@ -112,8 +112,13 @@ function lost(table, steps) {
 function total(table) {
   const host = table.get("growth/host_parameters");
   const seeds = table.get("growth/seed_parameters");
-  const values = host.values.map((value, i) => (value === null ? null : value + (seeds.values[i] ?? 0)));
-  return { label: "with seeds", rounds: host.rounds, values, colour: null, dash: [] };
+  let last = 0; // of the hosts, up to the round: in a long run, each series keeps rounds of its own
+  const values = seeds.values.map((value, i) => {
+    while (last + 1 < host.rounds.length && host.rounds[last + 1] <= seeds.rounds[i]) last += 1;
+    const base = host.values[last] ?? null;
+    return value === null || base === null ? null : base + value;
+  });
+  return { label: "with seeds", rounds: seeds.rounds, values, colour: null, dash: [] };
 }
 
 /** A level line. It has its place in the legend from the start, so that nothing moves when it is known. */
