@@ -24,6 +24,8 @@ RUN = "/api/runs/a%20run"
 ASKED: list[tuple[str, Callable[[RunTelemetry], Any]]] = [
     ("metrics", lambda run: views.metric_series(run, -1)),
     ("metrics?after=2", lambda run: views.metric_series(run, 2)),
+    ("metrics?after=1&until=3", lambda run: views.metric_series(run, 1, until=3)),
+    ("evaluations", views.evaluations),
     ("episodes", lambda run: views.episode_list(run, order="recent", limit=50)),
     (
         "episodes?order=best&env=1&first_round=1&last_round=3&limit=2&offset=1",
@@ -55,7 +57,6 @@ def test_a_run_is_returned_with_its_overview(served: Served, runs_dir: Path) -> 
     found = served.ask(RUN).json
     with open_run(runs_dir / "a run") as telemetry:
         assert found["overview"] == json.loads(json.dumps(views.overview(telemetry)))
-        assert found["evaluations"] == json.loads(json.dumps(views.evaluations(telemetry)))
         headline = json.loads(json.dumps(views.headline(telemetry)))
     assert {key: found[key] for key in headline} == headline
     assert (found["id"], found["state"], found["problem"]) == ("a run", "done", None)
@@ -130,7 +131,7 @@ def test_a_run_without_records_is_listed(tmp_path: Path) -> None:
             facts = (run["state"], run["task"], run["rounds_done"], run["rounds"], run["problem"])
             assert facts == ("empty", "spirals", 0, 9, None)
         found = served.ask("/api/runs/begun").json
-        assert (found["overview"], found["evaluations"], found["comparison"]) == (None, [], None)
+        assert (found["overview"], found["comparison"]) == (None, None)
         assert served.ask("/api/runs/begun/metrics").status == 404
 
 
@@ -283,9 +284,9 @@ def test_a_bug_is_reported_to_the_client_and_on_the_terminal(
     def fail(_: RunTelemetry) -> Any:
         raise ZeroDivisionError("seven")
 
-    monkeypatch.setattr(views, "health", fail)
+    monkeypatch.setattr(views, "learned", fail)
     with serve(tmp_path) as served:
-        answer = served.ask("/api/runs/one/health?secret=x")
+        answer = served.ask("/api/runs/one/learned?secret=x")
         assert answer.status == 500
         assert "internal error" in answer.json["error"]
         assert answer.headers["x-content-type-options"] == "nosniff"

@@ -43,7 +43,7 @@ class RunListing:
     def folders(self) -> dict[str, RunFolder]:
         """Return the folders of runs by name, the oldest first."""
         if RunFolder(self.root).holds_run:
-            return {_shown(self._real.name): RunFolder(self.root)}
+            return {shown_name(self._real.name): RunFolder(self.root)}
         found: list[tuple[float, str, RunFolder]] = []
         try:
             names = os.listdir(self.root)
@@ -54,7 +54,7 @@ class RunListing:
             try:
                 if folder.holds_run and self._is_inside(folder.path):
                     age = folder.config_file.stat().st_mtime
-                    found.append((age, _shown(name), folder))
+                    found.append((age, shown_name(name), folder))
             except OSError:  # the folder was removed meanwhile
                 continue
         return {name: folder for _, name, folder in sorted(found, key=lambda one: one[:2])}
@@ -75,7 +75,7 @@ class RunListing:
         return Path(os.path.realpath(path)).is_relative_to(self._real)
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """Return a folder's name with escapes for bytes that are not valid UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
@@ -124,17 +124,16 @@ class RunReader:
         return {row["id"]: {name: row[name] for name in _HEAD} for row in self.rows()}
 
     def detail(self, name: str) -> dict[str, Any]:
-        """Return one run with its overview, comparison and evaluations.
+        """Return one run with its overview and comparison.
 
         Raises:
             RunError: If the run does not exist.
         """
         folder = self._folder(name)
         detail: Row = _row(name, folder)
-        detail |= {"overview": None, "comparison": None, "evaluations": []}
+        detail |= {"overview": None, "comparison": None}
         with suppress(RunError), _run_errors(name), open_run(folder.path) as telemetry:
             detail["overview"] = views.overview(telemetry)
-            detail["evaluations"] = views.evaluations(telemetry)
         with suppress(RunError), _run_errors(name):
             detail["comparison"] = views.comparison_view(folder.path)
         return detail

@@ -32,3 +32,9 @@ def test_a_setting_that_the_preset_does_not_have_is_listed() -> None:
 def test_a_preset_of_the_same_task_is_preferred() -> None:
     changed = override(load_preset("universal"), {"task": "spirals"})
     assert nearest_preset(write_toml(changed))["name"] == "spirals"
+
+
+def test_an_answer_is_not_shared() -> None:
+    text = write_toml(override(load_preset("spirals"), {"seed": 5}))
+    nearest_preset(text)["differs"].clear()
+    assert "seed" in nearest_preset(text)["differs"]

@@ -45,7 +45,7 @@ export function Chart({ name, title, note, series, version, group, height = HEIG
   }, [series.length, group]);
   useEffect(() => {
     data.update(series);
-    const drawn = averaged > 1 ? data.columns.map((one, k) => smoothed(series[k], one, averaged)) : data.columns;
+    const drawn = averaged > 1 ? data.columns.map((one, k) => smoothed(series[k], data.rounds, one, averaged)) : data.columns;
     current.current.columns = drawn;
     const lines = look.isStacked ? stacked(data.columns, hidden) : drawn;
     plot.current.setData([data.rounds, ...lines, ...data.columns]);
@@ -92,8 +92,8 @@ export function Chart({ name, title, note, series, version, group, height = HEIG
 }
 
 /** Gives a column as the line that is drawn of it; single points and level lines stay as they are. */
-function smoothed(one, column, rounds) {
-  return one.isPoints || !one.rounds ? column : trailingMean(column, rounds);
+function smoothed(one, rounds, column, span) {
+  return one.isPoints || !one.rounds ? column : trailingMean(rounds, column, span);
 }
 
 function largeHeight() {
@@ -111,8 +111,8 @@ function showTip(tip, box, { series, data, format, xTitle, hidden, averaged, col
   tip.classList.toggle("shown", isShown);
   if (!isShown) return;
   const words = averaged > 1 ? `, mean of the last ${averaged}` : "";
-  const lines = series.flatMap(({ label }, k) => {
-    const value = columns[k][index];
+  const lines = series.flatMap(({ label, isPoints }, k) => {
+    const value = columns[k][isPoints ? index : lastKnown(columns[k], index)];
     return hidden.has(k) || value === null || value === undefined ? [] : [[label, format(value)]];
   });
   const head = document.createElement("strong");
@@ -168,14 +168,20 @@ export function Swatch({ colour, dash = [], isPoints = false, isArea = false }) 
   </svg>`;
 }
 
+/** Gives the last row up to one that has a value; the first row if none has. */
+function lastKnown(column, index) {
+  let row = index;
+  while (row > 0 && (column[row] === null || column[row] === undefined)) row -= 1;
+  return row;
+}
+
 /** Writes the values at a row, or the last there are, without rendering anew. */
 function showValues(elements, { series, columns, format }, index) {
   series.forEach((one, k) => {
     const element = elements[k];
     if (!element) return;
     const column = columns[k] ?? [];
-    let row = index ?? column.length - 1;
-    while (row > 0 && (column[row] === null || column[row] === undefined)) row -= 1;
+    const row = lastKnown(column, index ?? column.length - 1);
     const text = column.length ? format(column[row]) : "";
     if (element.textContent !== text) element.textContent = text;
   });

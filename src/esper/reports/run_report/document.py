@@ -10,7 +10,18 @@ from esper.evidence.claims import verdict_sentences
 from esper.evidence.results import Evidence
 from esper.evidence.text import facts, results_table
 from esper.evidence.text import settings_table as tuned_settings_table
-from esper.formatting import duration, listed, many, memory, moment, number, signed_points, whole
+from esper.formatting import (
+    duration,
+    listed,
+    many,
+    memory,
+    moment,
+    number,
+    share,
+    signed_points,
+    span,
+    whole,
+)
 from esper.reports.run_report.blocks import (
     Block,
     Code,
@@ -25,15 +36,17 @@ from esper.reports.run_report.blocks import (
 from esper.reports.run_report.tables import (
     MIN_RUNS,
     blueprints_table,
+    carried_out_table,
     comparison_table,
+    differences_table,
     episode_table,
     evaluations_table,
     flat_settings,
-    gain_over,
     has_interval,
     is_one_method,
     learning_table,
     ops_table,
+    return_minus,
     returns_table,
     runs_table,
     settings_table,
@@ -45,8 +58,9 @@ from esper.reports.run_report.values import (
     RunValues,
     episode_heading,
 )
-from esper.reports.views import PresetView
+from esper.reports.views import Learned, PresetView
 from esper.statistics import mean_interval
+from esper.training.comparison import LABELS
 
 N_NOTICES = 20
 """Latest notices shown."""
@@ -82,16 +96,14 @@ def make_document(values: ReportValues, evidence: Sequence[FoundEvidence] = ()) 
     ]
     if values["problems"]:
         footer.append(Items(lines=tuple(values["problems"])))
-    evaluations = [
-        _evaluation_section(one, names, place) for place, one in enumerate(evidence, start=1)
-    ]
+    evaluations = [_evaluation_section(one, names, place) for place, one in enumerate(evidence)]
     if len(runs) == 1:
         return _report_one(runs[0], evaluations, footer)
     return _report_several(runs, evaluations, footer)
 
 
 def _report_one(run: RunValues, evaluations: list[Section], footer: list[Block]) -> Document:
-    comparison = _comparison_section(run, "")
+    comparison = _comparison_section(run, 0, "")
     verdict = Section(title="Verdict", anchor="verdict", sections=(*evaluations, comparison))
     if not evaluations:
         advice = () if _is_own_training(run) else (Text(text=_NOT_EVALUATED),)
@@ -139,7 +151,7 @@ def _report_several(
                     anchor=f"run-{place}",
                     blocks=(_overview(run),),
                     sections=(
-                        _comparison_section(run, f"run-{place}-"),
+                        _comparison_section(run, place, f"run-{place}-"),
                         *_run_sections(run, place, f"run-{place}-"),
                     ),
                 )
@@ -158,19 +170,20 @@ def _verdicts(runs: Sequence[RunValues]) -> list[Block]:
     ]
     blocks: list[Block] = []
     if has_interval(runs) and len(lines) == len(runs):
-        gains: list[str] = []
-        for against, name in (("wait", "no growth"), ("fixed", "the fixed schedule")):
-            found = [gain for run in runs if (gain := gain_over(against)(run)) is not None]
-            gains.append(f"{mean_interval(found).text()} over {name}")
-        text = f"Mean gain in return of {len(runs)} training runs: {listed(gains)}."
+        means: list[str] = []
+        for against in ("wait", "fixed"):
+            found = [one for run in runs if (one := return_minus(against)(run)) is not None]
+            means.append(f"{mean_interval(found).text()} to {LABELS[against]}")
+        text = f"Mean difference in return of {len(runs)} training runs: {listed(means)}."
         blocks.append(Text(text=text, is_verdict=True))
     return [*blocks, Items(lines=tuple(lines or ["No run has been compared yet."]))]
 
 
 def _table_notes(runs: Sequence[RunValues]) -> tuple[str, ...]:
     columns = (
-        "Held-out return, score and FLOPs are those of the evaluation that selected each run's "
-        "controller; gains are from the comparison at the end, on other held-out hosts."
+        "All numbers are from the comparison at the end of each run, on held-out hosts; of a run "
+        "that is not done, from the evaluation that selected its controller. The gain is the score "
+        "minus that of the same hosts left alone."
     )
     if not is_one_method(runs):
         return columns, "The settings of the runs differ, so no mean is given."
@@ -185,6 +198,8 @@ def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) 
     blocks: list[Block] = [
         Text(text=first, is_verdict=True),
         Items(lines=tuple(others)),
+        Text(text=f"Score in points, {evidence.own.label} minus each:"),
+        Mount(drawing="arms", evaluation=place),
         Rows(table=results_table(evidence)),
     ]
     missing = [name for name in names if name not in evidence.runs]
@@ -198,7 +213,7 @@ def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) 
         blocks.append(Code(text=evidence.command, language="sh"))
     return Section(
         title=f"Evaluation on {evidence.task} at price {evidence.price:g}",
-        anchor=f"evaluation-{place}",
+        anchor=f"evaluation-{place + 1}",
         blocks=tuple(blocks),
     )
 
@@ -207,7 +222,7 @@ def _is_own_training(run: RunValues) -> bool:
     return run["overview"]["learns"] is False
 
 
-def _comparison_section(run: RunValues, prefix: str) -> Section:
+def _comparison_section(run: RunValues, place: int, prefix: str) -> Section:
     """Return the comparison with other controllers at the end of a run."""
     view = run["comparison"]
     title, anchor = "Comparison at the end of the run", f"{prefix}comparison"
@@ -228,8 +243,11 @@ def _comparison_section(run: RunValues, prefix: str) -> Section:
         anchor=anchor,
         blocks=(
             *(Text(text=sentence, is_verdict=True) for sentence in sentences[:1]),
-            Items(lines=(*sentences[1:], *view["problems"])),
+            *(Text(text=sentence) for sentence in sentences[1:2]),
+            Text(text="Return, learned minus each:"),
+            Mount(drawing="differences", run=place, instead=(Rows(table=differences_table(view)),)),
             Rows(table=comparison_table(view)),
+            Items(lines=(*sentences[2:], *view["problems"])),
             Text(text=note),
         ),
     )
@@ -307,7 +325,14 @@ def _learning_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         (f"{name} held-out return", f"{number(one['ep_rew_mean'])} after round {one['round']}")
         for name, one in (("first", trials[0]), ("best", best), ("last", trials[-1]))
     ]
-    fixed = headline["fixed_return"]
+    fixed = next(
+        (
+            one["ep_rew_mean"]
+            for one in run["evaluations"]
+            if one["arm"] == "fixed" and one["purpose"] == "tuning"
+        ),
+        None,
+    )
     if fixed is not None:
         passed = [
             one["round"]
@@ -318,11 +343,12 @@ def _learning_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         pairs.append(("fixed schedule", f"{fixed:.3f}, {when}"))
     gain, score = headline["accuracy_gain"], headline["best_score"]
     if gain is not None and score is not None:
+        remark = "; slightly optimistic, because these hosts select the controller"
         pairs.append(
             (
-                "best score",
-                f"{score:.3f}, {signed_points(gain)} over the same hosts without growth; slightly "
-                "optimistic, because these hosts select the controller",
+                "gain in score",
+                f"{signed_points(gain)} over the same hosts left alone ({score:.3f})"
+                + ("" if headline["is_final"] else remark),
             )
         )
     if headline["flops"] is not None:
@@ -377,6 +403,7 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
     if any(part["n_episodes"] for part in learned["parts"]):
         tables = (
             *(() if learned["summary"] is None else (Text(text=learned["summary"]),)),
+            *_carried_out(learned),
             Text(text="Ops per episode:"),
             Rows(table=ops_table(learned)),
             Text(text=f"Timing, in epochs of {whole(run['overview']['n_epochs'])}:"),
@@ -389,6 +416,18 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
         anchor=f"{prefix}learned",
         blocks=(Mount(drawing="learned", run=place, instead=tables),),
     )
+
+
+def _carried_out(learned: Learned) -> tuple[Block, ...]:
+    """Return which actions were chosen and carried out in the latest steps, if recorded."""
+    found = learned["carried_out"]
+    if found["first_round"] is None or found["last_round"] is None:
+        return ()
+    when = span(found["first_round"], found["last_round"])
+    lost = sum(one["refused"] + one["illegal"] for one in found["ops"])
+    text = f"Chosen and carried out, as shares of {whole(found['n_steps'])} steps ({when}); "
+    text += f"{share(lost / found['n_steps'])} of the actions were not carried out:"
+    return Text(text=text), Rows(table=carried_out_table(found))
 
 
 def _health_section(run: RunValues, place: int, prefix: str) -> Section:
@@ -423,8 +462,11 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         ),
         ("updates stopped early", whole(health["early_stops"]["total"])),
         ("hosts rolled back", f"{whole(governor['total'])}{last}{reason}"),
-        ("illegal actions", whole(health["illegal"])),
-        ("actions rejected by gates", whole(health["refused_by_gates"])),
+        ("illegal actions", _steps_text(health["illegal"], run["headline"]["illegal_share"])),
+        (
+            "actions refused by gates",
+            _steps_text(health["refused_by_gates"], run["headline"]["refused_share"]),
+        ),
     ]
     speeds = [value for value in health["throughput"]["values"] if value is not None]
     if speeds:
@@ -434,6 +476,12 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         pairs.append(("peak memory", memory(max(sizes))))
     pairs.append(("sessions", whole(len(run["overview"]["sessions"]))))
     return tuple(pairs)
+
+
+def _steps_text(count: int, share_of_steps: float | None) -> str:
+    """Return a number of steps, and their share of all steps."""
+    of_all = "" if share_of_steps is None else f" ({share(share_of_steps)} of steps)"
+    return f"{whole(count)}{of_all}"
 
 
 def _preset_text(run: RunValues, preset: PresetView) -> str:

@@ -29,8 +29,10 @@ from esper.reports.views.run import (
     metric_series,
     overview,
 )
+from esper.reports.views.thinning import MOST_POINTS
 
 __all__ = [
+    "MOST_POINTS",
     "NOTES_FILE",
     "ORDERS",
     "WHICH",

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from esper.config.checks import require_choice, require_int
 from esper.lifecycle.stages import Stage
-from esper.reports.views.values import finite
+from esper.reports.views.values import finite, gain
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EpisodeRecord
 
@@ -152,7 +152,7 @@ def _episode(row: tuple[Any, ...], n_grown: int) -> Episode:
         "ep_len": ep_len,
         "final_score": own,
         "alone_final_score": other,
-        "gain": None if own is None or other is None else own - other,
+        "gain": gain(own, other),
         "flops": finite(flops),
         "n_epochs": n_epochs,
         "host_parameters": host_parameters,

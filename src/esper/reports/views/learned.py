@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from esper.config.checks import require_int
 from esper.lifecycle.stages import Stage
+from esper.reports.views.carried_out import CarriedOut, carried_out
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RoundRecord
@@ -44,6 +45,8 @@ class Learned(TypedDict):
     """What changed from the first to the last part, in words; None with fewer than two parts in
     which an episode ended."""
     parts: list[LearnedPart]
+    carried_out: CarriedOut
+    """Actions chosen and carried out in the latest steps."""
 
 
 def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
@@ -63,7 +66,8 @@ def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
         n = min(n_parts, done)
         bounds = [(part * done // n + 1, (part + 1) * done // n) for part in range(n)]
         parts = [_part(telemetry, first, last) for first, last in bounds]
-    return {"summary": _summarize(parts), "parts": parts}
+        latest = carried_out(telemetry)
+    return {"summary": _summarize(parts), "parts": parts, "carried_out": latest}
 
 
 N_CHANGES = 4

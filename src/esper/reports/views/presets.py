@@ -19,7 +19,6 @@ class PresetView(TypedDict):
     setting."""
 
 
-@lru_cache(maxsize=64)
 def nearest_preset(text: str) -> PresetView:
     """Return the preset with the fewest differences from settings, if possible of the same task.
 
@@ -28,6 +27,13 @@ def nearest_preset(text: str) -> PresetView:
     Args:
         text: The settings of a run, as TOML.
     """
+    name, differs = _nearest(text)
+    return {"name": name, "differs": dict(differs)}
+
+
+@lru_cache(maxsize=64)
+def _nearest(text: str) -> tuple[str, tuple[tuple[str, str | None], ...]]:
+    """Return the preset's name, and its value of each setting that differs."""
     own = _flat(tomllib.loads(text))
     presets = {name: _flat(tomllib.loads(preset_text(name))) for name in preset_names()}
     differing = {
@@ -37,14 +43,8 @@ def nearest_preset(text: str) -> PresetView:
     name = min(differing, key=lambda one: ("task" in differing[one], len(differing[one]), one))
     preset = presets[name]
     order = [*own, *(key for key in preset if key not in own)]
-    return {
-        "name": name,
-        "differs": {
-            key: json.dumps(preset[key]) if key in preset else None
-            for key in order
-            if key in differing[name]
-        },
-    }
+    differs = [key for key in order if key in differing[name]]
+    return name, tuple((key, json.dumps(preset[key]) if key in preset else None) for key in differs)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

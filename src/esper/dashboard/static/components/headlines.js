@@ -7,7 +7,7 @@ import { address } from "../router.js";
 import { useTheme } from "../theme.js";
 import { differingSettings } from "../toml.js";
 import { StateBadge } from "./badge.js";
-import { GapPlot } from "./gap_plot.js";
+import { IntervalPlot } from "./interval_plot.js";
 import { TableBox } from "./table_box.js";
 
 const ROWS = [
@@ -26,13 +26,15 @@ const ROWS = [
 
 /** What the runs came to, in a sentence and a plot. */
 export function Outcome({ runs }) {
-  const theme = useTheme();
-  const rows = runs.map((run, k) => ({ name: run.name, colour: seriesColour(k, theme), gap: run.fixed_gap }));
+  const rows = runs.filter(({ fixed_gap: gap }) => gap).map(({ name, fixed_gap: { is_sure: isSure, ...gap } }) => ({ name, isSure, ...gap }));
+  const missing = runs.filter(({ fixed_gap: gap }) => !gap).map(({ name }) => name);
   return html`<section class="panel">
-    <div class="panel-head"><h2>Result</h2>
-      <span class="muted small">comparison at the end of each run, on held-out hosts; whiskers: 95% confidence intervals</span></div>
-    <p class="verdict" data-test="compare-verdict">${verdict(runs)}</p>
-    ${rows.some(({ gap }) => gap) && html`<${GapPlot} rows=${rows} title="return minus the fixed schedule" />`}
+    <div class="panel-head"><h2>Result</h2></div>
+    <p class="conclusion-line" data-test="compare-verdict">${verdict(runs)}</p>
+    ${rows.length > 0 && html`<h3 class="verdict-plot-title">Return minus the fixed schedule${" "}
+      <span class="muted small">comparison at the end of each run, on held-out hosts; 95% confidence intervals</span></h3>
+      <${IntervalPlot} rows=${rows} format=${signed} label="Return of each run minus the fixed schedule" />`}
+    ${rows.length > 0 && missing.length > 0 && html`<p class="muted small">No comparison at the end yet: ${missing.join(", ")}.</p>`}
   </section>`;
 }
 

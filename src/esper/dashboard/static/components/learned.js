@@ -1,7 +1,7 @@
 /** What a controller learned: its ops, its blueprints, when it grows and when it stops. */
 
 import { classes, html } from "../html.js";
-import { number, percent, whole } from "../format.js";
+import { number, percent, probability, whole } from "../format.js";
 import { plain } from "../words.js";
 import { Histograms, roundsOf } from "./histograms.js";
 import { TableBox } from "./table_box.js";
@@ -14,9 +14,10 @@ const LEAST_SHARE = 0.005;
 export function Learned({ learned }) {
   const { parts } = learned;
   return html`<div class="stack">
-    ${learned.summary && html`<p class="verdict" data-test="learned-verdict">${learned.summary}</p>`}
+    ${learned.summary && html`<p class="conclusion-line" data-test="learned-verdict">${learned.summary}</p>`}
     <${BarTable} title="Ops" note="per episode, by part of training; all bars have the same scale"
       parts=${parts} rows=${opRows(parts).filter(({ name }) => name !== WAIT)} format=${twoDigits} extra=${numberRows(parts)} />
+    <${CarriedOut} carriedOut=${learned.carried_out} />
     <div class="grid-2">
       <${BarTable} title="Blueprints germinated" note="share of the seeds germinated" parts=${parts} rows=${shareRows(parts, "blueprints")}
         format=${percent} />
@@ -30,6 +31,42 @@ export function Learned({ learned }) {
         field="finish_epochs" empty="No host was finished early." />
     </div>
   </div>`;
+}
+
+/** What was chosen and what was carried out, as shares of the latest steps. */
+function CarriedOut({ carriedOut }) {
+  const { n_steps: n, ops, reasons } = carriedOut;
+  if (n === 0) return null;
+  const lost = ops.reduce((sum, { refused, illegal }) => sum + refused + illegal, 0);
+  const most = Math.max(...ops.flatMap(({ chosen, done }) => [chosen, done]));
+  const share = (value) => probability(value / n);
+  return html`<section class="panel" data-test="carried-out">
+    <div class="panel-head"><h2>Chosen and carried out</h2>
+      <span class="muted small">share of ${whole(n)} steps, ${roundWords(carriedOut)}</span></div>
+    <p class="carried-out-words">${lost === 0
+      ? "Every action was carried out: none was illegal or refused by a gate."
+      : `${share(lost)} of the actions were not carried out; gates refuse them or they are illegal, and the step is a wait.`}</p>
+    <${TableBox} label="Chosen and carried out"><table class="plain small bar-table carried-out">
+      <thead><tr><th scope="col">op</th>${["chosen", "carried out", "refused", "illegal"]
+        .map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+      <tbody>${inOrder(ops).map(({ op, chosen, done, refused, illegal }) => html`<tr key=${op}><th scope="row">${plain(op)}</th>
+        <${BarCell} value=${chosen / n} most=${most / n} format=${probability} />
+        <${BarCell} value=${done / n} most=${most / n} format=${probability} />
+        ${[refused, illegal].map((count) => html`<td class=${classes(count === 0 && "muted")}>${count ? share(count) : "0 %"}</td>`)}
+      </tr>`)}</tbody></table><//>
+    ${reasons.length > 0 && html`<h3 class="carried-out-reasons">Why gates refused</h3>
+      <ul class="rows">${reasons.map(({ reason, count }) => html`<li><span>${share(count)}</span>
+        <span class="muted">${reason}</span></li>`)}</ul>`}
+  </section>`;
+}
+
+function roundWords({ first_round: first, last_round: last }) {
+  return first === last ? `round ${first}` : `rounds ${first} to ${last}`;
+}
+
+function inOrder(ops) {
+  const rank = ({ op }) => (OPS.includes(op) ? OPS.indexOf(op) : OPS.length);
+  return [...ops].sort((a, b) => rank(a) - rank(b));
 }
 
 function opRows(parts) {

@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { Chart } from "../charts.js";
-import { compact, count, number } from "../format.js";
+import { compact, count, number, probability } from "../format.js";
 import { plain } from "../words.js";
 
 const GREY = () => "#85898e";
@@ -10,15 +10,20 @@ const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alp
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
 /** All charts in a grid. */
-export function RunCharts({ table, version, klLimit, group, learns = true }) {
-  const charts = learns ? chartsOf(table, klLimit) : ownCharts(table);
+export function RunCharts({ table, version, klLimit, group, steps = null, learns = true }) {
+  const charts = learns ? chartsOf(table, klLimit, steps) : ownCharts(table);
   return html`<div class="charts">
     ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
       ...${{ version, group }} xTitle=${learns ? "round" : "epoch"} />`)}
   </div>`;
 }
 
-function chartsOf(table, klLimit) {
+/** The steps of all environments in a round, or null if unknown. */
+export function stepsPerRound(overview) {
+  return overview?.n_envs && overview?.n_steps ? overview.n_envs * overview.n_steps : null;
+}
+
+function chartsOf(table, klLimit, steps = null) {
   const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
   return [
     {
@@ -34,7 +39,7 @@ function chartsOf(table, klLimit) {
       series: [
         line("training", "growth/score"),
         line("held-out", "eval/score", { isPoints: true, dash: [] }),
-        constant("no growth", lastOf(table.get("growth/static_score"))),
+        constant("left alone", lastOf(table.get("growth/static_score"))),
       ],
     },
     {
@@ -75,6 +80,11 @@ function chartsOf(table, klLimit) {
       name: "ops", title: "Ops", note: "of episodes that ended in the round", unit: "per episode", fromZero: true, format: compact,
       series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)),
     },
+    {
+      name: "not-carried-out", title: "Actions not carried out", unit: "share of steps", fromZero: true, format: probability,
+      axisFormat: probability,
+      series: steps === null ? [] : lost(table, steps),
+    },
   ].filter(({ series }) => series.length > 0);
 }
 
@@ -90,12 +100,25 @@ function asValidation(chart) {
   return { ...chart, title: "Score", note: null, series: chart.series.map((one) => ({ ...one, label: "validation" })) };
 }
 
+/** Actions that were refused or illegal as shares of steps; nothing while there is none. */
+function lost(table, steps) {
+  return [["refused by a gate", "growth/refused"], ["illegal", "growth/illegal"]]
+    .map(([label, name]) => ({ label, ...table.get(name) }))
+    .filter(({ values }) => values.some((value) => value > 0))
+    .map((one) => ({ ...one, values: one.values.map((value) => value / steps) }));
+}
+
 /** Hosts with their seeds, as one series. */
 function total(table) {
   const host = table.get("growth/host_parameters");
   const seeds = table.get("growth/seed_parameters");
-  const values = host.values.map((value, i) => (value === null ? null : value + (seeds.values[i] ?? 0)));
-  return { label: "with seeds", rounds: host.rounds, values, colour: null, dash: [] };
+  let last = 0; // of the hosts, up to the round: in a long run, each series keeps rounds of its own
+  const values = seeds.values.map((value, i) => {
+    while (last + 1 < host.rounds.length && host.rounds[last + 1] <= seeds.rounds[i]) last += 1;
+    const base = host.values[last] ?? null;
+    return value === null || base === null ? null : base + value;
+  });
+  return { label: "with seeds", rounds: seeds.rounds, values, colour: null, dash: [] };
 }
 
 /** A level line. It has its place in the legend from the start, so that nothing moves when it is known. */

@@ -50,7 +50,7 @@ function PresetWords({ preset }) {
     ? html`These are the settings of the preset <strong>${preset.name}</strong>.`
     : html`The nearest preset is <strong>${preset.name}</strong>; ${many(names.length, "setting")}${" "}
       ${names.length === 1 ? "differs" : "differ"}: ${names.map((name, k) => html`${k > 0 ? ", " : ""}<code>${name}</code>`)}.`;
-  return html`<p class="verdict" data-test="preset">${words}</p>`;
+  return html`<p class="conclusion-line" data-test="preset">${words}</p>`;
 }
 
 function Table({ text, wanted, preset, onlyDiffering }) {
