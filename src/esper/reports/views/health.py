@@ -6,7 +6,7 @@ import json
 from typing import Any, TypedDict
 
 from esper.config.checks import require_int
-from esper.reports.views.run import Points, Session, points_of, sessions_of
+from esper.reports.views.run import Points, Session, points_of, run_of, sessions_of, settings_of
 from esper.reports.views.thinning import kept_points
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
@@ -75,6 +75,8 @@ class Workers(TypedDict):
 class Health(TypedDict):
     """The health of a run, apart from what it learns."""
 
+    grows: bool | None
+    """Whether hosts are grown in the run, which can be rolled back."""
     governor: Governor
     refused_updates: list[RefusedUpdate]
     """Newest first."""
@@ -117,7 +119,9 @@ def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = 
         rounds, restored, illegal, refused, speed, memory, parts, seconds = columns or [
             [] for _ in range(8)
         ]
+        run = run_of(telemetry)
         return {
+            "grows": None if run is None else not settings_of(run).is_ppo_training,
             "governor": {
                 "total": telemetry.count("governor_events"),
                 "by_round": points_of(rounds, restored, most_points),

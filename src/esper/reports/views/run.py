@@ -130,7 +130,9 @@ class Overview(TypedDict):
     n_epochs: int | None
     kl_limit: float | None
     learns: bool | None
-    """Whether a controller learns in the run; not in a record of the user's own training."""
+    """Whether a policy learns in the run; not in a record of the user's own training."""
+    grows: bool | None
+    """Whether hosts are grown in the run; not in a record of PPO on another environment."""
 
 
 def sessions_of(telemetry: RunTelemetry) -> list[Session]:
@@ -163,6 +165,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "n_epochs": None if settings is None else settings.budget.n_epochs,
         "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
         "learns": None if settings is None else not settings.is_own_training,
+        "grows": None if settings is None else not settings.is_ppo_training,
     }
 
 
@@ -183,6 +186,8 @@ class Headline(TypedDict):
     is_final: bool
     """Whether results are those of the comparison at the end, on the test split; before it, those
     of the evaluation that selected the best controller."""
+    last_return: float | None
+    """The mean return of the last round in which episodes ended."""
     best_return: float | None
     fixed_return: float | None
     accuracy_gain: float | None
@@ -205,6 +210,9 @@ def headline(telemetry: RunTelemetry) -> Headline:
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
         sums = "total(seconds), total(n_refused), total(n_illegal)"
         seconds, n_refused, n_illegal = telemetry.select(f"SELECT {sums} FROM rounds")[0]
+        returns = telemetry.select(
+            "SELECT ep_rew_mean FROM rounds WHERE ep_rew_mean IS NOT NULL ORDER BY seq DESC LIMIT 1"
+        )
         results = _final_results(telemetry)
         is_final = all(results)
         if not is_final:
@@ -227,6 +235,7 @@ def headline(telemetry: RunTelemetry) -> Headline:
         "refused_share": None if last is None else n_refused / last.env_steps,
         "illegal_share": None if last is None else n_illegal / last.env_steps,
         "is_final": is_final,
+        "last_return": finite(returns[0][0]) if returns else None,
         "best_return": None if best is None else finite(best.ep_rew_mean),
         "fixed_return": None if fixed is None else finite(fixed.ep_rew_mean),
         "accuracy_gain": gain(best_score, static_score),
