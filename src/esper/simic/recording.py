@@ -115,20 +115,19 @@ class Record(MetricsReader):
         self._round, self._best = 0, -math.inf
         steps = model.n_envs * model.n_steps
         n_left = -(-(model.total_timesteps - model.num_timesteps) // steps)
-        is_new = self.folder is None or not RunFolder(self.folder).holds_run
-        position = 0
-        if self.folder is None or is_new:
-            config = _config_of(model, n_left)
-            folder = RunFolder.create(self.folder, config)
-        else:
-            folder = RunFolder(self.folder)
-            position = self._read(model, folder)
-            config = _config_of(model, self._round + n_left)
-            write_atomic(folder.config_file, write_toml(config))
-        self.folder = folder.path
-        model.folders.add((KIND, folder.path.resolve()))
+        config, position, is_new = _config_of(model, n_left), 0, True
         with ExitStack() as stack:
-            stack.enter_context(folder.locked())
+            if self.folder is not None and RunFolder(self.folder).holds_run:
+                folder, is_new = RunFolder(self.folder), False
+                stack.enter_context(folder.locked())
+                position = self._read(model, folder)
+                config = replace(config, rounds=self._round + n_left)
+                write_atomic(folder.config_file, write_toml(config))
+            else:
+                folder = RunFolder.create(self.folder, config)
+                stack.enter_context(folder.locked())
+            self.folder = folder.path
+            model.folders.add((KIND, folder.path.resolve()))
             writer = stack.enter_context(TelemetryWriter(folder.telemetry_file))
             writer.rewind(position)
             writer.start_session(
@@ -235,7 +234,7 @@ def _config_of(model: PPO, rounds: int) -> RunConfig:
         n_steps=model.n_steps,
         seed=model.seed,
         threads=min(torch.get_num_threads(), MOST_THREADS),
-        ppo=replace(model.config),
+        ppo=model.config,
     )
 
 

@@ -45,7 +45,7 @@ def record(cls: type[T]) -> type[T]:
 
 @record
 class RunRecord:
-    """The run itself. A run has one, and it is the first row."""
+    """The run itself, in the first row. PPO that continues for longer adds another; the last counts."""
 
     table: ClassVar[str] = "runs"
     indexes: ClassVar[Indexes] = ()
