@@ -194,6 +194,6 @@ def test_the_dashboard_and_the_commands_read_a_record(
     assert "no network is grown in it" in text
     assert "esper evaluate" not in text
     assert main(["report", folder]) == 0
-    assert main(["resume", folder]) == 1
+    assert main(["resume", folder]) == 2
     assert "PPO.resume" in capsys.readouterr().err
     assert json.loads(json.dumps(overview))["heads"] == list(model.agent.spec.names)
