@@ -90,7 +90,7 @@ SETTLING_SECONDS = 5.0
 MOST_CACHED = 64
 """Cached responses."""
 
-_HEAD = ("state", "rounds_done", "position")
+_HEAD = ("state", "rounds_done", "position", "learns", "grows")
 _Version = tuple[object, ...]
 
 
@@ -176,15 +176,23 @@ def _row(name: str, folder: RunFolder) -> Row:
     from esper.training.run import Run  # imports NumPy, which is not needed before the first run
 
     row: Row = {"id": name, "name": name, "state": "unreadable", "problem": None}
-    row |= {"notes": views.read_notes(folder.path), "returns": None}
-    row |= {"fixed_gap": None, "score_gap": None}
-    row |= {"created_at": _date(folder.config_file), "updated_at": _updated_at(folder)}
+    row |= {
+        "learns": True,
+        "grows": True,
+        "created_at": _date(folder.config_file),
+        "updated_at": _updated_at(folder),
+        "notes": views.read_notes(folder.path),
+        "returns": None,
+        "fixed_gap": None,
+        "score_gap": None,
+    }
     row |= dict.fromkeys(views.Headline.__annotations__) | {"rounds_done": 0, "position": 0}
     try:
         with _run_errors(name):
             run = Run(folder)
             row |= {"task": run.config.task, "task_options": dict(run.config.task_options)}
-            row |= {"rounds": run.config.rounds}
+            row |= {"rounds": run.config.rounds, "learns": not run.config.is_own_training}
+            row |= {"grows": not run.config.is_ppo_training}
             if _has_telemetry(folder):
                 with open_run(folder.path) as telemetry:
                     headline = views.headline(telemetry)

@@ -93,6 +93,7 @@ def test_the_headline_has_the_last_round_and_the_best_evaluation(tmp_path: Path)
         "refused_share": sum(one.n_refused for one in rounds) / rounds[-1].env_steps,
         "illegal_share": sum(one.n_illegal for one in rounds) / rounds[-1].env_steps,
         "is_final": False,
+        "last_return": [one.ep_rew_mean for one in rounds if one.ep_rew_mean is not None][-1],
         "best_return": best.ep_rew_mean,
         "fixed_return": 0.6,
         "accuracy_gain": best.score_mean - 0.5,
@@ -125,7 +126,14 @@ def test_the_headline_of_a_done_run_is_its_final_comparison(tmp_path: Path) -> N
 
 def test_unknown_values_are_none(tmp_path: Path) -> None:
     of_trials = ("best_return", "fixed_return", "accuracy_gain", "best_score", "static_score")
-    of_best = ("refused_share", "illegal_share", "host_parameters", "seed_parameters", "flops")
+    of_best = (
+        "last_return",
+        "refused_share",
+        "illegal_share",
+        "host_parameters",
+        "seed_parameters",
+        "flops",
+    )
     unknown: dict[str, object] = dict.fromkeys((*of_trials, *of_best, "steps_per_second"))
     none_yet = unknown | {"is_final": False, "rounds_done": 0, "env_steps": 0, "seconds": 0.0}
     with stored(tmp_path / "empty", []) as telemetry:

@@ -3,6 +3,7 @@
 import { html, useEffect, useRef } from "./html.js";
 import { ConnectionBanner, ConnectionState, Mark, ThemeButton } from "./components/bar.js";
 import { Help } from "./components/help.js";
+import { useLiveRun } from "./live.js";
 import { address, decode, useAddress } from "./router.js";
 import { CompareScreen } from "./views/compare.js";
 import { EnvironmentsScreen } from "./views/environments.js";
@@ -24,6 +25,12 @@ const TABS = {
   learned: ["Learned", LearnedScreen],
   settings: ["Settings", SettingsScreen],
 };
+
+/** Tabs that a run without hosts does not have. */
+const OF_GROWTH = ["growth", "environments", "learned"];
+
+/** Tabs that a record of one training does not have, in which no policy learns. */
+const OF_LEARNING = ["environments", "learned"];
 
 /** The whole page. */
 export function App() {
@@ -58,8 +65,11 @@ function Tabs({ run, current }) {
     const [box, tab] = [nav.current, nav.current.querySelector("[aria-current]")];
     if (tab) box.scrollLeft = tab.offsetLeft - box.offsetLeft - (box.clientWidth - tab.offsetWidth) / 2;
   }, [current]);
+  const { learns = true, grows = true } = useLiveRun(run) ?? {};
+  const hidden = [...(grows ? [] : OF_GROWTH), ...(learns ? [] : OF_LEARNING)];
+  const shown = Object.entries(TABS).filter(([name]) => !hidden.includes(name));
   return html`<nav class="tabs" aria-label="Screens of this run" ref=${nav}>
-    ${Object.entries(TABS).map(([name, [label]]) => html`<a class="tab" key=${name}
+    ${shown.map(([name, [label]]) => html`<a class="tab" key=${name}
       href=${address(name ? ["run", run, name] : ["run", run])}
       aria-current=${name === current ? "page" : null}>${label}</a>`)}
   </nav>`;

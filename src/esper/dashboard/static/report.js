@@ -30,7 +30,7 @@ function Charts({ run }) {
   const group = useChartGroup();
   const table = metricTable(run.metrics);
   return html`<${Zoom} group=${group} last=${table.roundsDone} />
-    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} steps=${stepsPerRound(run.overview)} learns=${run.overview.learns ?? true} />`;
+    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} steps=${stepsPerRound(run.overview)} grows=${run.overview.grows ?? true} learns=${run.overview.learns ?? true} />`;
 }
 
 function AllCharts({ runs }) {

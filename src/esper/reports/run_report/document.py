@@ -68,6 +68,7 @@ N_NOTICES = 20
 _OWN_TRAINING = (
     "A record of the user's own training: no controller learned in it, so there is none to compare."
 )
+_PPO_TRAINING = "A record of PPO on an environment of the user's own: no network is grown in it."
 _NOT_EVALUATED = (
     "Not evaluated against tuned rules, static networks and training from scratch yet; "
     "run esper evaluate."
@@ -106,7 +107,8 @@ def _report_one(run: RunValues, evaluations: list[Section], footer: list[Block])
     comparison = _comparison_section(run, 0, "")
     verdict = Section(title="Verdict", anchor="verdict", sections=(*evaluations, comparison))
     if not evaluations:
-        advice = () if _is_own_training(run) else (Text(text=_NOT_EVALUATED),)
+        is_of_growth = not _is_own_training(run) and not _is_ppo(run)
+        advice = (Text(text=_NOT_EVALUATED),) if is_of_growth else ()
         blocks = (*comparison.blocks, *advice)
         verdict = Section(title="Verdict", anchor="verdict", blocks=blocks)
     return Document(
@@ -222,6 +224,10 @@ def _is_own_training(run: RunValues) -> bool:
     return run["overview"]["learns"] is False
 
 
+def _is_ppo(run: RunValues) -> bool:
+    return run["overview"]["grows"] is False
+
+
 def _comparison_section(run: RunValues, place: int, prefix: str) -> Section:
     """Return the comparison with other controllers at the end of a run."""
     view = run["comparison"]
@@ -229,7 +235,9 @@ def _comparison_section(run: RunValues, place: int, prefix: str) -> Section:
     if view is None or not view["arms"]:
         problems = [] if view is None else view["problems"]
         verdict = "Not compared with other controllers yet."
-        text = " ".join([_OWN_TRAINING if _is_own_training(run) else verdict, *problems])
+        verdict = _OWN_TRAINING if _is_own_training(run) else verdict
+        verdict = _PPO_TRAINING if _is_ppo(run) else verdict
+        text = " ".join([verdict, *problems])
         return Section(title=title, anchor=anchor, blocks=(Text(text=text),))
     sentences = view["sentences"]
     note = (
@@ -257,7 +265,8 @@ def _overview(run: RunValues) -> Facts:
     """Return the state of a run and what it trains."""
     headline, overview, settings = run["headline"], run["overview"], flat_settings(run)
     progress = f"{headline['rounds_done']} of {many(headline['rounds'] or 0, 'round')}, "
-    progress += f"{whole(headline['env_steps'])} host-epochs"
+    steps = "environment steps" if _is_ppo(run) else "host-epochs"
+    progress += f"{whole(headline['env_steps'])} {steps}"
     if headline["seconds"]:
         progress += f", {duration(headline['seconds'])} of training"
     session = overview["sessions"][-1:]
@@ -270,17 +279,18 @@ def _overview(run: RunValues) -> Facts:
         ("task", f"{overview['task']}{f' ({listed(options)})' if options else ''}"),
         (
             "rollouts",
-            f"{whole(overview['n_envs'])} hosts, {whole(settings.get('n_steps'))} steps each, "
-            f"episodes of up to {whole(overview['n_epochs'])} epochs",
+            f"{whole(overview['n_envs'])} {'environments' if _is_ppo(run) else 'hosts'}, "
+            f"{whole(settings.get('n_steps'))} steps each"
+            + ("" if _is_ppo(run) else f", episodes of up to {whole(overview['n_epochs'])} epochs"),
         ),
         ("price", f"{price:g} for the FLOPs of the reference run, parameter rent {rent:g}"),
     )
-    return Facts(pairs=pairs)
+    return Facts(pairs=pairs[:-1] if _is_ppo(run) else pairs)
 
 
 def _run_sections(run: RunValues, place: int, prefix: str) -> tuple[Section, ...]:
     """Return the sections about one run; ``place`` is its index in the report."""
-    is_own = _is_own_training(run)
+    is_own = _is_own_training(run) or _is_ppo(run)
     charts = Mount(drawing="charts", run=place, instead=(Rows(table=learning_table(run)),))
     trials = (Text(text="Evaluations on held-out hosts:"), Rows(table=evaluations_table(run)))
     training = (
@@ -296,7 +306,7 @@ def _run_sections(run: RunValues, place: int, prefix: str) -> tuple[Section, ...
             anchor=f"{prefix}learning",
             blocks=(charts,) if is_own else (Facts(pairs=_learning_facts(run)), charts, *trials),
         ),
-        _episodes_section(run, place, prefix),
+        *(() if _is_ppo(run) else (_episodes_section(run, place, prefix),)),
         *(() if is_own else (_learned_section(run, place, prefix),)),
         _health_section(run, place, prefix),
         _settings_section(run, prefix),
@@ -461,6 +471,8 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
             f"{len(rejected)}{f' (rounds {listed(rejected)})' if rejected else ''}",
         ),
         ("updates stopped early", whole(health["early_stops"]["total"])),
+    ]
+    of_growth = [
         ("hosts rolled back", f"{whole(governor['total'])}{last}{reason}"),
         ("illegal actions", _steps_text(health["illegal"], run["headline"]["illegal_share"])),
         (
@@ -468,9 +480,11 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
             _steps_text(health["refused_by_gates"], run["headline"]["refused_share"]),
         ),
     ]
+    pairs += [] if _is_ppo(run) else of_growth
     speeds = [value for value in health["throughput"]["values"] if value is not None]
     if speeds:
-        pairs.append(("median speed", f"{whole(median_high(speeds))} host-epochs/s"))
+        unit = "environment steps/s" if _is_ppo(run) else "host-epochs/s"
+        pairs.append(("median speed", f"{whole(median_high(speeds))} {unit}"))
     sizes = [value for value in health["memory"]["values"] if value is not None]
     if sizes:
         pairs.append(("peak memory", memory(max(sizes))))
@@ -499,8 +513,7 @@ def _settings_section(run: RunValues, prefix: str) -> Section:
         ("folder", run["path"]),
         *(() if preset is None else (("nearest preset", _preset_text(run, preset)),)),
         ("started", moment(started) if started else "unknown"),
-        ("slots", ", ".join(overview["slots"])),
-        ("blueprints", ", ".join(overview["blueprints"])),
+        *((name, ", ".join(overview[name])) for name in ("slots", "blueprints") if overview[name]),
         ("Esper", overview["esper_version"] or "unknown"),
     ]
     for last in overview["sessions"][-1:]:

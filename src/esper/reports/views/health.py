@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from esper.config.checks import require_int
-from esper.reports.views.run import Points, Session, points_of, sessions_of
+from esper.reports.views.run import Points, Session, points_of, run_of, sessions_of, settings_of
 from esper.reports.views.thinning import kept_points
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
@@ -79,6 +79,8 @@ class Health(TypedDict):
     """The health of a run, apart from what it learns."""
 
     conclusion: Conclusion
+    grows: bool | None
+    """Whether hosts are grown in the run, which can be rolled back."""
     governor: Governor
     refused_updates: list[RefusedUpdate]
     """Newest first."""
@@ -124,8 +126,10 @@ def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = 
         rounds, restored, illegal, refused, speed, memory, parts, seconds = columns or [
             [] for _ in range(8)
         ]
+        run = run_of(telemetry)
+        grows = None if run is None else not settings_of(run).is_ppo_training
         counts = HealthCounts(
-            episodes=telemetry.count("episodes"),
+            episodes=0 if grows is False else telemetry.count("episodes"),
             updates=telemetry.count("updates"),
             restored=telemetry.count("governor_events"),
             rejected=_count(telemetry, "updates WHERE was_refused"),
@@ -140,6 +144,7 @@ def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = 
                 sizes=[finite(value) for value in memory],
                 n_restarts=None if workers is None else workers["restarted"] or 0,
             ),
+            "grows": grows,
             "governor": {
                 "total": telemetry.count("governor_events"),
                 "by_round": points_of(rounds, restored, most_points),

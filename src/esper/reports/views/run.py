@@ -123,7 +123,7 @@ class Overview(TypedDict):
     host: list[HostPart] | None
     config_toml: str | None
     preset: PresetView | None
-    """None for a record of the user's own training, which no preset describes."""
+    """None for a record of PPO or of the user's own training, which no preset describes."""
     created_at: str | None
     esper_version: str | None
     sessions: list[Session]
@@ -133,7 +133,9 @@ class Overview(TypedDict):
     n_epochs: int | None
     kl_limit: float | None
     learns: bool | None
-    """Whether a controller learns in the run; not in a record of the user's own training."""
+    """Whether a policy learns in the run; not in a record of the user's own training."""
+    grows: bool | None
+    """Whether hosts are grown in the run; not in a record of PPO on another environment."""
 
 
 def sessions_of(telemetry: RunTelemetry) -> list[Session]:
@@ -148,6 +150,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
     names = names_of(run)
     settings = None if run is None else settings_of(run)
     learns = None if settings is None else not settings.is_own_training
+    grows = None if settings is None else not settings.is_ppo_training
     kl_limit = math.inf if settings is None else settings.ppo.kl_limit
     return {
         "task": None if run is None else run.task,
@@ -159,7 +162,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "reads": names.reads,
         "host": None if run is None or run.host is None else json.loads(run.host),
         "config_toml": None if run is None else run.config,
-        "preset": None if run is None or not learns else nearest_preset(run.config),
+        "preset": nearest_preset(run.config) if run and learns and grows else None,
         "created_at": None if run is None else run.created_at,
         "esper_version": None if run is None else run.esper_version,
         "sessions": sessions,
@@ -168,6 +171,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "n_epochs": None if settings is None else settings.budget.n_epochs,
         "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
         "learns": learns,
+        "grows": grows,
     }
 
 
@@ -188,6 +192,8 @@ class Headline(TypedDict):
     is_final: bool
     """Whether results are those of the comparison at the end, on the test split; before it, those
     of the evaluation that selected the best controller."""
+    last_return: float | None
+    """The mean return of the last round in which episodes ended."""
     best_return: float | None
     fixed_return: float | None
     accuracy_gain: float | None
@@ -210,6 +216,9 @@ def headline(telemetry: RunTelemetry) -> Headline:
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
         sums = "total(seconds), total(n_refused), total(n_illegal)"
         seconds, n_refused, n_illegal = telemetry.select(f"SELECT {sums} FROM rounds")[0]
+        returns = telemetry.select(
+            "SELECT ep_rew_mean FROM rounds WHERE ep_rew_mean IS NOT NULL ORDER BY seq DESC LIMIT 1"
+        )
         results = _final_results(telemetry)
         is_final = all(results)
         if not is_final:
@@ -232,6 +241,7 @@ def headline(telemetry: RunTelemetry) -> Headline:
         "refused_share": None if last is None else n_refused / last.env_steps,
         "illegal_share": None if last is None else n_illegal / last.env_steps,
         "is_final": is_final,
+        "last_return": finite(returns[0][0]) if returns else None,
         "best_return": None if best is None else finite(best.ep_rew_mean),
         "fixed_return": None if fixed is None else finite(fixed.ep_rew_mean),
         "accuracy_gain": gain(best_score, static_score),

@@ -35,8 +35,9 @@ export function HealthFacts({ health }) {
     ["illegal actions", health.illegal, "Steps whose action was illegal in the host's state."],
     ["rejected by gates", health.refused_by_gates, "Steps whose action a gate rejected; they counted as waits."],
   ];
+  const shown = health.grows === false ? facts.filter(([name]) => name.startsWith("updates")) : facts;
   return html`<${Facts} label="Health">
-    ${facts.map(([name, value, title]) => html`<${Fact} key=${name} name=${name} title=${title}>${whole(value)}<//>`)}
+    ${shown.map(([name, value, title]) => html`<${Fact} key=${name} name=${name} title=${title}>${whole(value)}<//>`)}
     <${Fact} name="steps per second" note="last round">${whole(health.throughput.values.at(-1))}<//>
     <${Fact} name="memory" note="last round">${bytes(health.memory.values.at(-1))}<//>
     ${health.workers && html`<${Fact} name="workers" note=${`${many(health.workers.restarted ?? 0, "restart")}, idle ${number(health.workers.waited ?? 0, 1)} s`}
@@ -53,14 +54,14 @@ export function HealthCharts({ health, group }) {
   const seconds = largest(parts.names.map((label, k) => ({ label, rounds: parts.rounds, values: parts.values[k] })));
   const memory = health.memory.values.map((value) => (value === null ? null : value / 2 ** 20));
   return html`<div class="charts charts-2">
-    <${Chart} name="seconds" key=${seconds.length} title="Time per round, by part" unit="seconds" isStacked=${true} fromZero=${true}
-      height=${230} format=${seconds2} series=${seconds} ...${common} />
+    ${seconds.length > 0 && html`<${Chart} name="seconds" key=${seconds.length} title="Time per round, by part" unit="seconds" isStacked=${true}
+      fromZero=${true} height=${230} format=${seconds2} series=${seconds} ...${common} />`}
     <${Chart} name="throughput" title="Throughput" unit="steps per second" fromZero=${true} height=${230}
       format=${compact} series=${[{ label: "steps per second", ...health.throughput }]} ...${common} />
     <${Chart} name="memory" title="Memory" note="of the training process" unit="MiB" fromZero=${true} format=${compact}
       series=${[{ label: "resident", rounds: health.memory.rounds, values: memory }]} ...${common} />
-    <${Chart} name="governor" title="Governor" note="rollbacks" unit="hosts per round" fromZero=${true} leastTop=${4} format=${whole}
-      series=${[{ label: "hosts rolled back", ...restored }]} ...${common} />
+    ${health.grows !== false && html`<${Chart} name="governor" title="Governor" note="rollbacks" unit="hosts per round" fromZero=${true}
+      leastTop=${4} format=${whole} series=${[{ label: "hosts rolled back", ...restored }]} ...${common} />`}
   </div>`;
 }
 
@@ -82,9 +83,9 @@ function largest(series) {
 export function Restored({ health, id }) {
   const { last, total } = health.governor;
   return html`<section class="panel">
-    <div class="panel-head"><h2>Hosts rolled back</h2>
+    <div class="panel-head"><h2>${health.grows === false ? "Updates" : "Hosts rolled back"}</h2>
       <span class="muted small">${total > last.length ? `the last ${last.length} of ${whole(total)}` : ""}</span></div>
-    ${last.length === 0 && html`<p class="muted">None.</p>`}
+    ${last.length === 0 && html`<p class="muted">${health.grows === false ? noProblem(health) : "None."}</p>`}
     <ul class="rows scroll-rows">${last.map((one) => html`<li>
       ${id === undefined
         ? html`<span>round ${one.round}, env ${one.env}</span>`
@@ -95,6 +96,10 @@ export function Restored({ health, id }) {
         <span class="muted small">${one.reason}</span></li>`)}</ul>`}
     <${EarlyStops} stops=${health.early_stops} />
   </section>`;
+}
+
+function noProblem({ refused_updates: refused, early_stops: stops }) {
+  return refused.length + stops.total === 0 ? "None was rejected or stopped early." : "";
 }
 
 function EarlyStops({ stops }) {

@@ -10,7 +10,7 @@ import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
 import { useChartGroup, useRange } from "../chart_group.js";
 import { useDetail, useMetrics, useQuery } from "../data.js";
-import { clearTone, duration, isNumber, number, parameters, percent, probability, signed, whole } from "../format.js";
+import { clearTone, compact, duration, isNumber, number, parameters, percent, probability, signed, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
 import { RunCharts, stepsPerRound } from "./run_charts.js";
 
@@ -25,17 +25,18 @@ export function RunScreen({ id }) {
   const version = Math.max(known, detail);
   const limit = run?.overview?.kl_limit ?? null;
   const learns = run?.overview?.learns ?? true;
+  const grows = run?.overview?.grows ?? true;
   const steps = stepsPerRound(run?.overview);
   const charts = useMemo(
-    () => html`<${RunCharts} ...${{ table, version, group, steps }} klLimit=${limit} learns=${learns} />`,
-    [table, version, group, limit, learns, steps],
+    () => html`<${RunCharts} ...${{ table, version, group, steps, grows }} klLimit=${limit} learns=${learns} />`,
+    [table, version, group, limit, learns, steps, grows],
   );
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const done = Math.max(run.rounds_done ?? 0, table.roundsDone ?? 0);
   return html`
     <div class="screen-head">
       <h1>${run.name}</h1><${StateBadge} state=${live?.state ?? run.state} />
-      <span class="muted">${run.task}</span>
+      <span class="muted">${taskWords(run)}</span>
       <div class="rest"><${ZoomBar} group=${group} last=${done} /></div>
     </div>
     <${Problem} error=${error ?? metricsError} />
@@ -45,7 +46,7 @@ export function RunScreen({ id }) {
       ? html`<${Waiting} height=${900} />`
       : done === 0
         ? html`<div class="panel"><${Empty} title="No rounds yet.">
-            Evaluations on held-out hosts come first; charts start with round 1.<//></div>`
+            ${learns && grows ? "Evaluations on held-out hosts come first; charts" : "Charts"} start with round 1.<//></div>`
         : html`<div class="stack">
             ${charts}
             <${Comparison} comparison=${run.comparison} />
@@ -55,6 +56,7 @@ export function RunScreen({ id }) {
 /** The numbers at the top of a run. */
 export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
   const learns = run.overview?.learns ?? true;
+  const grows = run.overview?.grows ?? true;
   const left = timeLeft(run, done);
   return html`<${Facts} label="How the run is">
     <div class="fact fact-progress">
@@ -62,18 +64,31 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
       <dd><span data-test="round">${done}</span> <small>of ${run.rounds ?? "–"}</small></dd>
     </div>
     <${Fact} name=${state === "running" ? "time left, about" : "training time"}
-      note=${`${whole(run.steps_per_second)} steps per second`}>
+      note=${`${whole(run.steps_per_second)} ${learns ? "steps" : "epochs"} per second`}>
       ${duration(state === "running" ? left : run.seconds)}<//>
-    ${learns && html`<${Fact} name=${run.is_final ? "return, test split" : "best held-out return"}
+    ${!grows && html`<${PPOFacts} run=${run} />`}
+    ${learns && grows && html`<${Fact} name=${run.is_final ? "return, test split" : "best held-out return"}
       note=${`fixed schedule ${number(run.fixed_return)}`}>${number(run.best_return)}<//>
     <${Fact} name="gain in score" note=${`hosts left alone ${number(run.static_score)}`}
       title="The score minus that of the same hosts left alone.">
       <span class=${clearTone(run.score_gap)}>${signed(run.accuracy_gain)}</span><//>`}
-    ${isNumber(run.refused_share) && html`<${CarriedOut} run=${run} />`}
-    <${Fact} name="parameters" note="host + seeds">
+    ${grows && isNumber(run.refused_share) && html`<${CarriedOut} run=${run} />`}
+    ${grows && html`<${Fact} name="parameters" note=${learns ? "host + seeds" : "given + grown"}>
       ${parameters(run.host_parameters, run.seed_parameters)}<//>
-    <${Fact} name="FLOPs" note="of the reference run">${percent(run.flops)}<//>
+    <${Fact} name="FLOPs" note="of the reference run">${percent(run.flops)}<//>`}
   <//>`;
+}
+
+function taskWords({ task, task_options: options, overview }) {
+  if (overview?.learns === false) return `${task} of ${options.model}, controller ${options.controller}`;
+  return overview?.grows === false ? `${task}, policy ${options.policy}` : task;
+}
+
+/** The numbers of PPO on an environment of the user's own. */
+function PPOFacts({ run }) {
+  return html`<${Fact} name="environment steps" note="of all environments">${whole(run.env_steps)}<//>
+    <${Fact} name="return" note="of the last episodes">${compact(run.last_return)}<//>
+    ${isNumber(run.best_return) && html`<${Fact} name="best return" note="of evaluations">${compact(run.best_return)}<//>`}`;
 }
 
 /** The share of steps whose action was carried out, and why others were not. */

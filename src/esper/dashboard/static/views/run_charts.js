@@ -10,8 +10,8 @@ const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alp
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
 /** All charts in a grid. */
-export function RunCharts({ table, version, klLimit, group, steps = null, learns = true }) {
-  const charts = learns ? chartsOf(table, klLimit, steps) : ownCharts(table);
+export function RunCharts({ table, version, klLimit, group, steps = null, learns = true, grows = true }) {
+  const charts = !grows ? ppoCharts(table, klLimit) : learns ? chartsOf(table, klLimit, steps) : ownCharts(table);
   return html`<div class="charts">
     ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
       ...${{ version, group }} xTitle=${learns ? "round" : "epoch"} />`)}
@@ -94,6 +94,37 @@ function ownCharts(table) {
     .map((chart) => ({ ...chart, series: chart.series.filter(({ values }) => values?.length > 0) }))
     .filter(({ name, series }) => series.length > 0 && name !== "ops")
     .map((chart) => (chart.name === "score" ? asValidation(chart) : { ...chart, note: null }));
+}
+
+/** The charts of PPO on an environment of the user's own, which has returns and updates but no hosts. */
+function ppoCharts(table, klLimit) {
+  const lengths = {
+    name: "length", title: "Episode length", note: "steps", format: compact, fromZero: true,
+    series: [{ label: "training", ...table.get("rollout/ep_len_mean") }],
+  };
+  const [first, ...others] = chartsOf(table, klLimit)
+    .map((chart) => ({ ...chart, series: chart.series.filter(hasValues) }))
+    .filter(({ series }) => series.some(({ rounds }) => rounds));
+  const returns = { ...first, note: "mean of episodes", format: compact, series: first.series.map(asEvaluation) };
+  const updates = table.namesBelow("train/entropy/").length > 1 ? others : others.map(ofOneHead);
+  return [returns, ...(hasValues(lengths.series[0]) ? [lengths] : []), ...updates];
+}
+
+/** Leaves out what is said of heads: an action of one part has only one. */
+function ofOneHead(chart) {
+  const named = (label, series) => series.map((one) => ({ ...one, label }));
+  if (chart.name === "entropy") return { ...chart, title: "Entropy", series: named("policy", chart.series) };
+  if (chart.name !== "kl") return chart;
+  const [mean, , ...limit] = chart.series;
+  return { ...chart, series: [...named("update", [mean]), ...limit] };
+}
+
+function hasValues({ values, constant }) {
+  return values ? values.some((value) => value !== null) : Number.isFinite(constant);
+}
+
+function asEvaluation(one) {
+  return one.label === "held-out" ? { ...one, label: "evaluation" } : one;
 }
 
 function asValidation(chart) {
