@@ -1,9 +1,13 @@
-"""``--dashboard`` serves the dashboard while a run trains."""
+"""``--dashboard`` serves the dashboard while a run trains, and then until Ctrl-C."""
 
 import json
 import re
+import signal
+import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http.cookiejar import CookieJar
 from pathlib import Path
 
@@ -17,11 +21,11 @@ LINK = re.compile(r"^esper: dashboard at (http://\S+/)(login\?token=\S+)")
 
 
 class Visitor:
-    """A line writer that visits the dashboard when an evaluation is printed."""
+    """A line writer that follows a run in its dashboard, and presses Ctrl-C when it is done."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
-        self.place = ""
+        self.place = self.page = ""
         self.states: list[str] = []
         self.lines: list[str] = []
 
@@ -32,13 +36,29 @@ class Visitor:
             found = LINK.match(self._capfd.readouterr().err)
             assert found is not None
             self.place = found[1]
-            jar = urllib.request.HTTPCookieProcessor(CookieJar())
-            opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
-            with opener.open(f"{found[1]}{found[2]}", timeout=30) as page:
-                headers = {"X-Esper-Key": page.url.partition("#key=")[2]}
-            request = urllib.request.Request(f"{self.place}api/runs", headers=headers)
+            threading.Thread(target=self._follow, args=(found[2],), daemon=True).start()
+            wait_for(lambda: self.states)
+
+    def _follow(self, login: str) -> None:
+        jar = urllib.request.HTTPCookieProcessor(CookieJar())
+        opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
+        with opener.open(f"{self.place}{login}", timeout=30) as page:
+            key, _, self.page = page.url.partition("#key=")[2].partition("&")
+        request = urllib.request.Request(f"{self.place}api/runs", headers={"X-Esper-Key": key})
+        while self.states[-1:] != ["done"]:
             with opener.open(request, timeout=30) as answer:
-                self.states += [run["state"] for run in json.load(answer)["runs"]]
+                (state,) = (run["state"] for run in json.load(answer)["runs"])
+            self.states += [state] if self.states[-1:] != [state] else []
+            time.sleep(0.05)
+        time.sleep(0.5)  # results are printed, and then the dashboard is served
+        signal.raise_signal(signal.SIGINT)
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -56,22 +76,23 @@ def require_gone(visitor: Visitor) -> None:
         urllib.request.urlopen(visitor.place, timeout=10)
 
 
-def test_a_run_is_served_while_it_trains(
+def test_a_run_is_served_while_it_trains_and_then_until_ctrl_c(
     visitor: Visitor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", *TINY, "--json", "--dashboard", "--run-dir", str(tmp_path / "runs" / "one")]
     assert main(words) == 0
-    assert visitor.states == ["running"]
+    assert visitor.states == ["running", "done"]
+    assert visitor.page == "run=one"
     require_gone(visitor)
     out, err = capfd.readouterr()
-    assert err == ""
+    assert err.endswith(" until you press Ctrl-C\n")
     assert [json.loads(line)["event"] for line in (*visitor.lines, *out.splitlines())][-1] == "end"
 
 
 @pytest.mark.slow
 def test_a_run_in_the_default_folder_is_served(visitor: Visitor) -> None:
     assert main(["train", *TINY, "--json", "--dashboard"]) == 0
-    assert visitor.states == ["running"]
+    assert visitor.states == ["running", "done"]
     require_gone(visitor)
 
 
@@ -79,7 +100,7 @@ def test_a_run_in_the_default_folder_is_served(visitor: Visitor) -> None:
 def test_a_resumed_run_is_served(visitor: Visitor, copied_run: Path) -> None:
     (copied_run / "summary.json").unlink()
     assert main(["resume", str(copied_run), "--json", "--dashboard"]) == 0
-    assert visitor.states == ["running"]
+    assert visitor.states == ["running", "done"]
     require_gone(visitor)
 
 

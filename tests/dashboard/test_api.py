@@ -24,6 +24,8 @@ RUN = "/api/runs/a%20run"
 ASKED: list[tuple[str, Callable[[RunTelemetry], Any]]] = [
     ("metrics", lambda run: views.metric_series(run, -1)),
     ("metrics?after=2", lambda run: views.metric_series(run, 2)),
+    ("metrics?after=1&until=3", lambda run: views.metric_series(run, 1, until=3)),
+    ("evaluations", views.evaluations),
     ("episodes", lambda run: views.episode_list(run, order="recent", limit=50)),
     (
         "episodes?order=best&env=1&first_round=1&last_round=3&limit=2&offset=1",
@@ -33,6 +35,7 @@ ASKED: list[tuple[str, Callable[[RunTelemetry], Any]]] = [
     ),
     ("episodes/1/0", lambda run: views.episode_detail(run, 1, 0)),
     ("environments", views.environments),
+    ("environments?which=finished", lambda run: views.environments(run, "finished")),
     ("health", views.health),
     ("learned", views.learned),
 ]
@@ -54,7 +57,6 @@ def test_a_run_is_returned_with_its_overview(served: Served, runs_dir: Path) -> 
     found = served.ask(RUN).json
     with open_run(runs_dir / "a run") as telemetry:
         assert found["overview"] == json.loads(json.dumps(views.overview(telemetry)))
-        assert found["evaluations"] == json.loads(json.dumps(views.evaluations(telemetry)))
         headline = json.loads(json.dumps(views.headline(telemetry)))
     assert {key: found[key] for key in headline} == headline
     assert (found["id"], found["state"], found["problem"]) == ("a run", "done", None)
@@ -74,6 +76,17 @@ def test_runs_are_listed_oldest_first(tmp_path: Path) -> None:
     assert [run["rounds_done"] for run in found["runs"]] == [2, 1, 0]
 
 
+def test_a_copied_run_keeps_its_start_and_has_its_curve_and_notes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    os.utime(folder.config_file, (1e9, 1e9))
+    (folder.path / "notes.md").write_text("slow but steady\n")
+    (row,) = RunReader(RunListing(tmp_path)).rows()
+    with open_run(folder.path) as telemetry:
+        assert row["created_at"] == telemetry.sessions()[0].started_at
+        assert row["returns"] == views.held_out_returns(telemetry)
+    assert (row["notes"], row["fixed_gap"]) == ("slow but steady", None)
+
+
 @pytest.mark.parametrize(
     ("query", "name"),
     [
@@ -89,6 +102,7 @@ def test_runs_are_listed_oldest_first(tmp_path: Path) -> None:
         ("episodes?offset=-1", "offset"),
         ("episodes?env=1.5", "env"),
         ("episodes?order=newest", "order"),
+        ("environments?which=all", "which"),
         (f"episodes?order={'x' * 3000}", "order"),
         ("episodes?order=%3Cscript%3E%0A", "order"),
     ],
@@ -117,7 +131,7 @@ def test_a_run_without_records_is_listed(tmp_path: Path) -> None:
             facts = (run["state"], run["task"], run["rounds_done"], run["rounds"], run["problem"])
             assert facts == ("empty", "spirals", 0, 9, None)
         found = served.ask("/api/runs/begun").json
-        assert (found["overview"], found["evaluations"], found["comparison"]) == (None, [], None)
+        assert (found["overview"], found["comparison"]) == (None, None)
         assert served.ask("/api/runs/begun/metrics").status == 404
 
 
@@ -270,9 +284,9 @@ def test_a_bug_is_reported_to_the_client_and_on_the_terminal(
     def fail(_: RunTelemetry) -> Any:
         raise ZeroDivisionError("seven")
 
-    monkeypatch.setattr(views, "health", fail)
+    monkeypatch.setattr(views, "learned", fail)
     with serve(tmp_path) as served:
-        answer = served.ask("/api/runs/one/health?secret=x")
+        answer = served.ask("/api/runs/one/learned?secret=x")
         assert answer.status == 500
         assert "internal error" in answer.json["error"]
         assert answer.headers["x-content-type-options"] == "nosniff"

@@ -28,17 +28,17 @@ class Browser:
     """Follows links and keeps cookies and the key like a browser."""
 
     def __init__(self) -> None:
-        self._key = ""
+        self.key = ""
         jar = urllib.request.HTTPCookieProcessor(CookieJar())
         self._opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
 
     def get(self, address: str) -> str:
         with self.listen(address) as answer:
-            self._key = answer.url.partition("#key=")[2] or self._key
+            self.key = answer.url.partition("#key=")[2].partition("&")[0] or self.key
             return answer.read().decode()
 
     def listen(self, address: str) -> Any:
-        request = urllib.request.Request(address, headers={"X-Esper-Key": self._key})
+        request = urllib.request.Request(address, headers={"X-Esper-Key": self.key})
         return self._opener.open(request, timeout=TIMEOUT)
 
 
@@ -66,6 +66,12 @@ def read_link(process: subprocess.Popen[str]) -> str:
         if found := LINK.search(line):
             return found[0]
     raise AssertionError("no link was printed")
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    # asyncio turns off Nagle's algorithm only for sockets that name their protocol.
+    with addresses.open_socket("127.0.0.1", 0, allow_remote=False) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

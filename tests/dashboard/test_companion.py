@@ -1,13 +1,14 @@
-"""The dashboard of a training run is a separate process that ends with the run."""
+"""The dashboard of a training run is a separate process, which ends with the run's command."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from esper.dashboard import companion
 from esper.dashboard.companion import companion_dashboard
+from esper.telemetry import TelemetryWriter
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.test_command import Browser
 
@@ -39,7 +41,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 def test_it_serves_within_the_context(tmp_path: Path, state_home: Path) -> None:
     make_run(tmp_path / "runs" / "one")
     messages: list[str] = []
-    with companion_dashboard(tmp_path / "runs", messages.append):
+    with companion_dashboard(tmp_path / "runs", "one", messages.append):
         (line,) = messages
         link = line.split()[2]
         browser = Browser()
@@ -50,9 +52,51 @@ def test_it_serves_within_the_context(tmp_path: Path, state_home: Path) -> None:
     assert list((state_home / "esper").iterdir()) == []
 
 
+def test_the_link_opens_the_run(tmp_path: Path) -> None:
+    messages: list[str] = []
+    with companion_dashboard(tmp_path, "a run & more", messages.append):
+        browser = Browser()
+        with browser.listen(messages[0].split()[2]) as page:
+            assert page.url.partition("&")[2] == "run=a%20run%20%26%20more"
+
+
+def test_a_page_hears_of_the_end_of_a_run_before_it_is_over(tmp_path: Path) -> None:
+    make_run(tmp_path / "one", is_over=False)
+    messages: list[str] = []
+    with companion_dashboard(tmp_path, "one", messages.append):
+        link, browser = messages[0].split()[2], Browser()
+        place = link.partition("login")[0]
+        browser.get(link)
+        stream = browser.listen(f"{place}api/events?key={browser.key}")
+        assert "killed" in read_event(stream)
+        with TelemetryWriter(tmp_path / "one" / "telemetry.sqlite") as writer:
+            writer.start_session(first_round=5, threads=1, torch_version="0")
+            writer.end_session("interrupted")
+    assert "interrupted" in read_event(stream)
+
+
+def read_event(stream: Iterable[bytes]) -> str:
+    return next(line.decode() for line in stream if line.startswith(b"data:"))
+
+
+def test_waiting_ends_with_a_signal_or_the_process(tmp_path: Path) -> None:
+    messages: list[str] = []
+    with companion_dashboard(tmp_path, "one", messages.append) as companion:
+        threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+        companion.wait(messages.append)
+        assert companion.link is not None
+        assert messages[1] == f"dashboard at {companion.link} until you press Ctrl-C"
+        assert is_there(companion.link)
+    start = time.monotonic()
+    with companion_dashboard(tmp_path, "one", messages.append) as companion:
+        companion.process.kill()
+        companion.wait(messages.append)
+    assert time.monotonic() - start < 15
+
+
 def test_later_runs_are_shown(tmp_path: Path) -> None:
     messages: list[str] = []
-    with companion_dashboard(tmp_path / "runs", messages.append):
+    with companion_dashboard(tmp_path / "runs", "one", messages.append):
         link, browser = messages[0].split()[2], Browser()
         browser.get(link)
         runs = f"{link.partition('login')[0]}api/runs"
@@ -66,11 +110,11 @@ def test_a_run_continues_without_it(
 ) -> None:
     messages: list[str] = []
     state_home.write_text("a file")
-    with companion_dashboard(tmp_path, messages.append):
+    with companion_dashboard(tmp_path, "one", messages.append):
         assert messages[0].startswith("training continues without the dashboard: ")
         assert "XDG_STATE_HOME" in messages[0]
     monkeypatch.setattr(companion, "MODULE", "esper.dashboard.no_such_module")
-    with companion_dashboard(tmp_path, messages.append):
+    with companion_dashboard(tmp_path, "one", messages.append):
         assert messages[1] == "cannot start the dashboard; training continues without it"
 
 
@@ -79,7 +123,7 @@ import signal, sys
 from pathlib import Path
 from esper.dashboard.companion import companion_dashboard
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-with companion_dashboard(Path(sys.argv[1]), lambda line: print(line, flush=True)):
+with companion_dashboard(Path(sys.argv[1]), "one", lambda line: print(line, flush=True)):
     sys.stdin.read()
 """
 

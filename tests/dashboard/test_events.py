@@ -83,6 +83,8 @@ def test_rounds_are_sent_as_they_are_written(tmp_path: Path) -> None:
                 "state": "running",
                 "rounds_done": number,
                 "position": writer.position,
+                "learns": True,
+                "grows": True,
             }
 
 

@@ -286,8 +286,9 @@ def test_a_claim_at_equal_parameters_needs_equal_parameters(parameters: float, w
 def test_a_price_other_than_that_of_learning_is_mentioned() -> None:
     arms = own_arm(), other("static", -0.02, kind="tuned"), other("x", -0.02, kind="same_flops")
     sentences = verdict_sentences(make_evidence(*arms, learned_price=0.1))
-    assert "1 of 1 tuned arms at price 0.2 (learned at price 0.1)." in sentences[0]
-    assert sentences[1].startswith(
+    assert sentences[0].endswith(" points at price 0.2 (learned at price 0.1).")
+    assert "1 of 1 tuned arms at price 0.2 (learned at price 0.1)." in sentences[1]
+    assert sentences[2].startswith(
         "Better than the static arm at price 0.2 (learned at price 0.1): yes"
     )
     plain = verdict_sentences(make_evidence(*arms))
@@ -344,13 +345,13 @@ def test_the_headline_counts_the_tuned_arms() -> None:
         other("random", -0.3),
     ]
     sentences = verdict_sentences(make_evidence(own, *arms))
-    assert sentences[0] == (
+    assert sentences[1] == (
         "The learned controller is shown to be better than 2 of 4 tuned arms at price 0.2; "
         "it is worse than the table arm."
     )
-    assert len(sentences) == 6
-    assert sentences[5].startswith("Better than the random arm at price 0.2: yes, +30.0 [")
-    assert verdict_sentences(make_evidence(own, *arms[2:3], arms[4]))[0].startswith(
+    assert len(sentences) == 7
+    assert sentences[6].startswith("Better than the random arm at price 0.2: yes, +30.0 [")
+    assert verdict_sentences(make_evidence(own, *arms[2:3], arms[4]))[1].startswith(
         "The learned controller is not shown to be better than any of 1 tuned arms"
     )
     assert "1 of 1 arms, none of them tuned, at price" in headline(
@@ -360,18 +361,35 @@ def test_the_headline_counts_the_tuned_arms() -> None:
 
 def test_the_headline_says_when_nothing_is_claimed() -> None:
     evidence = make_evidence(own_arm(), other("a", 0.0, kind="tuned"), other("b", 0.02))
-    assert verdict_sentences(evidence)[0] == (
+    assert verdict_sentences(evidence)[1] == (
         "Nothing was shown: the learned controller is not shown to be better than any of 2 arms "
         "at price 0.2; it is worse than the b arm."
     )
 
 
-def test_a_controller_that_hardly_grows_is_called_out_first() -> None:
+def test_a_controller_that_hardly_grows_is_called_out_after_the_verdict() -> None:
     against = other("static", -0.02)
-    sentences = verdict_sentences(make_evidence(own_arm(grown=0.02), against))
-    assert sentences[0].startswith("The learned controller hardly grows")
-    assert "2.0% of hosts" in sentences[0]
-    assert sentences[1:] == verdict_sentences(make_evidence(own_arm(), against))
+    first, second, *others = verdict_sentences(make_evidence(own_arm(grown=0.02), against))
+    assert second.startswith("The learned controller hardly grows")
+    assert "2.0% of hosts" in second
+    assert (first, *others) == verdict_sentences(make_evidence(own_arm(), against))
+
+
+@pytest.mark.parametrize(
+    ("strongest", "words"),
+    [
+        (other("table", 0.03, kind="tuned"), "loses to the table arm, the strongest of 3 "),
+        (other("table", -0.01, kind="tuned"), "beats the table arm, the strongest of 3 "),
+        (other("table", 0.0, kind="tuned"), "is not shown to beat the table arm, the strongest "),
+        (other("table", -0.02, flops=1.0, kind="same_epochs"), "is as accurate as the table arm"),
+    ],
+)
+def test_the_first_sentence_is_about_the_strongest_opponent(strongest: Arm, words: str) -> None:
+    arms = (other("static", -0.2), strongest, other("random", -0.3))
+    evidence = make_evidence(own_arm(flops=0.5), *arms, other("blind", 0.1, kind="ablation"))
+    first = verdict_sentences(evidence)[0]
+    assert first.startswith(f"The learned controller {words}")
+    assert "opponents: score " in first or "opponents: accuracy " in first
 
 
 def test_the_verdict_survives_json() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from esper.cli.interval_plot import plot_differences
 from esper.cli.output import (
     print_columns,
     print_json,
@@ -58,11 +59,15 @@ def show_evidence(evidence: Evidence, *, heading: bool = False, verbose: bool = 
         print(f"At price {evidence.price:g}:\n")
     first, *others = verdict_sentences(evidence)
     print_wrapped(first)
-    print()
+    n_arms = len(evidence.others)
+    for sentence in others[: len(others) - n_arms]:
+        print()
+        print_wrapped(sentence)
+    _show_plot(evidence)
     _show_table(evidence)
     if verbose:
         print()
-        for sentence in others:
+        for sentence in others[len(others) - n_arms :]:
             print_wrapped(sentence, first="- ", indent="  ")
     _show_facts(evidence, verbose=verbose, settings=verbose)
 
@@ -76,7 +81,7 @@ def show_comparison(evidence: Evidence, *, verbose: bool = False) -> None:
     """
     for sentence in comparison_sentences(evidence):
         print_wrapped(sentence, first="- ", indent="  ")
-    print()
+    _show_plot(evidence)
     _show_table(evidence)
     _show_facts(evidence, verbose=verbose, settings=True)  # growth rules that differ
 
@@ -87,6 +92,17 @@ def comparison_sentences(evidence: Evidence) -> list[str]:
 
     own = evidence.own.label
     return [f"{own[:1].upper()}{own[1:]}: {finding.sentence}." for finding in weigh(evidence)]
+
+
+def _show_plot(evidence: Evidence) -> None:
+    """Print the differences of score as a plot, those to the strongest arms first."""
+    from esper.evidence.claims import is_sure_difference, weigh
+
+    found = sorted(weigh(evidence), key=lambda one: one.score.mean)
+    rows = [(one.against, one.score, is_sure_difference(one.score, one.verdict)) for one in found]
+    print(f"\nScore on {evidence.n_hosts} hosts in points, {evidence.own.name} minus each:\n")
+    print("\n".join(plot_differences(rows, label=lambda value: f"{100.0 * value:+.1f}")))
+    print()
 
 
 def _show_table(evidence: Evidence) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from esper.cli.interval_plot import plot_differences
 from esper.cli.output import json_text, print_columns, print_table, print_wrapped
 from esper.cli.views import View, make_view, print_to_stderr
 from esper.config.run import RunConfig
-from esper.dashboard.companion import companion_dashboard
+from esper.dashboard.companion import Companion, companion_dashboard
 from esper.errors import EsperError
 from esper.invocation import program
 from esper.storage.run_folder import shell_word
@@ -68,9 +69,16 @@ def print_end_event(run: Run | None, *, state: str, message: str | None = None) 
 
 
 def show_comparison(summary: Comparison, *, verbose: bool = False) -> None:
-    """Print the main conclusion, the table of controllers and, if ``verbose``, the others."""
+    """Print the verdict, the differences as a plot, the table and, if ``verbose``, all in words."""
     first, *others = summary.sentences
     print_wrapped(first)
+    if others:
+        print()
+        print_wrapped(others[0])
+    print(f"\nReturn on {summary.n_hosts} held-out hosts, learned minus each:\n")
+    strongest_first = sorted(summary.differences, key=lambda one: one.ep_rew.mean)
+    rows = [(one.against, one.ep_rew, one.ep_rew.excludes_zero) for one in strongest_first]
+    print("\n".join(plot_differences(rows, label="{:+.3f}".format)))
     print(f"\nResults on {summary.n_hosts} held-out hosts, {summary.split} split:\n")
     differences = {one.against: one for one in summary.differences}
     print_table([_HEADINGS, *(_row(arm, differences.get(arm.name)) for arm in summary.arms)])
@@ -81,7 +89,7 @@ def show_comparison(summary: Comparison, *, verbose: bool = False) -> None:
     )
     if verbose:
         print()
-        for sentence in others:
+        for sentence in others[1:]:
             print_wrapped(sentence, first="- ", indent="  ")
 
 
@@ -211,37 +219,47 @@ def run_with_view(
         work: Trains the run.
         config: The run's settings.
         resumed: The run, if it is being resumed.
-        served: Folder of runs to serve in the dashboard meanwhile; None for no dashboard.
+        served: Folder of the run, to show it in the dashboard until Ctrl-C; None for no dashboard.
         quiet: Print only one line at the end.
         as_json: Print one JSON object per line.
     """
-    try:
-        # The view starts first, because loading PyTorch takes seconds.
-        with (
-            nullcontext() if served is None else companion_dashboard(served, print_to_stderr),
-            make_view(config, quiet=quiet, json=as_json, resumed=resumed) as view,
-            early_signals(view.tell) as early,
-        ):
-            try:
-                run = work(view, early.make_stop_request())
-            except KeyboardInterrupt:
-                ignore_signals()
-                raise
-    except KeyboardInterrupt as interrupted:
-        saved: Run | None = getattr(interrupted, "run", None)
-        if as_json:
-            with suppress(OSError):  # the resume command is printed even if the output is full
-                print_end_event(saved or resumed, state="interrupted")
-        _report_interruption(saved, resumed)
-        return INTERRUPTED
-    except EsperError as error:
-        if as_json:
-            with suppress(OSError):
-                print_end_event(resumed, state="failed", message=str(error))
-        raise
+    with ExitStack() as stack:
+        dashboard = None if served is None else stack.enter_context(_serve(served))
+        try:
+            # The view starts first, because loading PyTorch takes seconds.
+            with (
+                make_view(config, quiet=quiet, json=as_json, resumed=resumed) as view,
+                early_signals(view.tell) as early,
+            ):
+                try:
+                    run = work(view, early.make_stop_request())
+                except KeyboardInterrupt:
+                    ignore_signals()
+                    raise
+        except KeyboardInterrupt as interrupted:
+            saved: Run | None = getattr(interrupted, "run", None)
+            if as_json:
+                with suppress(OSError):  # the resume command is printed even if the output is full
+                    print_end_event(saved or resumed, state="interrupted")
+            _report_interruption(saved, resumed)
+            return INTERRUPTED
+        except EsperError as error:
+            if as_json:
+                with suppress(OSError):
+                    print_end_event(resumed, state="failed", message=str(error))
+            raise
 
-    show_results(run, quiet=quiet, as_json=as_json)
+        show_results(run, quiet=quiet, as_json=as_json)
+        if dashboard is not None:
+            sys.stdout.flush()
+            dashboard.wait(print_to_stderr)
     return 0
+
+
+def _serve(run_path: Path) -> AbstractContextManager[Companion]:
+    """Return a dashboard of the folder that a run is in, whose link opens the run."""
+    path = run_path.absolute()
+    return companion_dashboard(path.parent, path.name, print_to_stderr)
 
 
 def _report_interruption(saved: Run | None, resumed: Run | None) -> None:

@@ -174,6 +174,7 @@ _ABOUT_ROUNDS = (
     "Means over the episodes that ended in the round. Added parameters and seeds (germinated, kept "
     "by fossilizing, pruned) are per episode."
 )
+_ABOUT_PPO = "A record of PPO.learn: a round is a rollout and the update after it."
 _ABOUT_OWN = (
     "A record of your own training: a round is an epoch, the score is the one that you gave, and "
     "seeds (germinated, kept by fossilizing, pruned) are counted at the end."
@@ -197,11 +198,13 @@ def _show_text(
         with open_run(found.path) as telemetry:
             print_table(_table(telemetry.metrics()))
         print()
-        print_wrapped(_ABOUT_OWN if found.config.is_own_training else _ABOUT_ROUNDS)
+        about = _ABOUT_OWN if found.config.is_own_training else _ABOUT_ROUNDS
+        print_wrapped(_ABOUT_PPO if found.config.is_ppo_training else about)
     if (
         summary is None
         and facts["state"] not in ("running", "unreadable")
         and not found.config.is_own_training
+        and not found.config.is_ppo_training
     ):
         print(f"\nResume with: {found.resume_command}")
 
@@ -232,20 +235,19 @@ def _local(stamp: str) -> str:
 
 
 def _table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Return a table of evenly spaced rounds, from the first to the last."""
+    """Return a table of evenly spaced rounds, with the columns that the run has."""
     rounds = metrics["time/iterations"].rounds
     last = len(rounds) - 1
     picked = sorted({rounds[round(last * i / (N_POINTS - 1))] for i in range(N_POINTS)})
-    rows: list[tuple[str, ...]] = [("round", *(heading for heading, _ in _SHOWN.values()))]
+    columns = {name: column for name, column in _SHOWN.items() if name in metrics}
+    rows: list[tuple[str, ...]] = [("round", *(heading for heading, _ in columns.values()))]
     by_round = {
-        name: dict(zip(metrics[name].rounds, metrics[name].values, strict=True))
-        for name in _SHOWN
-        if name in metrics
+        name: dict(zip(metrics[name].rounds, metrics[name].values, strict=True)) for name in columns
     }
     for number in picked:
         cells = [str(number)]
-        for name, (_, format_value) in _SHOWN.items():
-            value = by_round.get(name, {}).get(number)
+        for name, (_, format_value) in columns.items():
+            value = by_round[name].get(number)
             cells.append("" if value is None else format_value(value))
         rows.append(tuple(cells))
     return rows

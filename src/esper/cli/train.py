@@ -65,7 +65,7 @@ class LaunchOptions:
     """Print one JSON object per line."""
 
     dashboard: bool = False
-    """Serve the dashboard while training, and print its link."""
+    """Serve the dashboard during training and afterwards, until Ctrl-C, and print its link."""
 
     allow_code: bool = False
     """Run a task that the file of settings names by module:function."""
@@ -106,11 +106,13 @@ def run_train(args: Sequence[str]) -> int:
         raise UsageError("--run-dir is ''; it must be a folder.")
     run_dir = None if options.run_dir is None else Path(options.run_dir)
     from esper.cli.launch import run_with_view
-    from esper.storage.run_folder import RunFolder, runs_folder
+    from esper.storage.run_folder import RunFolder, new_run_path
 
     if run_dir is not None:
         RunFolder(run_dir).require_unused()  # before PyTorch is loaded
     _require_task(config.task)
+    if run_dir is None and options.dashboard:
+        run_dir = new_run_path(config)  # its page is opened before the run is created
 
     def work(view: View, stop: StopRequest) -> Run:
         from esper.training.runs import train
@@ -125,11 +127,10 @@ def run_train(args: Sequence[str]) -> int:
             ray_address=options.ray_address,
         )
 
-    parent = runs_folder() if run_dir is None else run_dir.absolute().parent
     return run_with_view(
         work,
         config,
-        served=parent if options.dashboard else None,
+        served=run_dir if options.dashboard else None,
         quiet=options.quiet,
         as_json=options.json,
     )
@@ -255,7 +256,7 @@ class ResumeOptions:
     """Print one JSON object per line."""
 
     dashboard: Switch = False
-    """Serve the dashboard while training, and print its link."""
+    """Serve the dashboard during training and afterwards, until Ctrl-C, and print its link."""
 
     allow_code: Switch = False
     """Run a task that the run's settings names by module:function."""
@@ -306,7 +307,7 @@ def run_resume(args: Sequence[str]) -> int:
         work,
         found.config,
         resumed=found,
-        served=found.path.absolute().parent if options.dashboard else None,
+        served=found.path if options.dashboard else None,
         quiet=options.quiet,
         as_json=options.json,
     )

@@ -28,6 +28,9 @@ SINKS = ("tensorboard", "wandb", "trackio")
 OWN_TRAINING = "own training"
 """The task of a run that records a training loop of the user's own, with ``Grower.record``."""
 
+PPO_TRAINING = "PPO on "
+"""What the task of a run begins with that records ``PPO.learn``; the environment's name follows."""
+
 OptionValue = bool | int | float | str
 
 
@@ -212,12 +215,13 @@ class RunConfig:
         require_int("threads", self.threads, least=1, most=MOST_THREADS)
         length = self.ppo.sequence_length or self.n_steps
         n_sequences = self.envs * -(-self.n_steps // length)
-        if (self.ppo.n_minibatches or 1) > n_sequences:
+        if (self.ppo.n_minibatches or 1) > n_sequences and not self.is_ppo_training:
             raise ConfigError(
                 f"ppo.n_minibatches is {self.ppo.n_minibatches}; it must be at most {n_sequences}, "
                 f"the number of sequences in a rollout of {self.envs} hosts."
             )
-        if self.ppo.gamma != self.rewards.gamma and self.rewards.shaping:
+        is_shaped = self.rewards.shaping and not self.is_ppo_training
+        if self.ppo.gamma != self.rewards.gamma and is_shaped:
             raise ConfigError(
                 f"ppo.gamma is {self.ppo.gamma} and rewards.gamma is {self.rewards.gamma}; "
                 "they must be equal for shaping."
@@ -231,6 +235,11 @@ class RunConfig:
         Its rounds are epochs, and settings of learning have no meaning.
         """
         return self.task == OWN_TRAINING
+
+    @property
+    def is_ppo_training(self) -> bool:
+        """Whether the run records ``PPO.learn`` on some environment, so that no hosts are grown."""
+        return self.task.startswith(PPO_TRAINING)
 
     def _require_sections(self) -> None:
         """Reject sections that are of another class."""

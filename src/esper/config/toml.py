@@ -100,9 +100,10 @@ def read_toml_file(path: str | PathLike[str]) -> RunConfig:
 def write_toml(config: RunConfig) -> str:
     """Return all settings as TOML with comments; it reads back as an equal configuration.
 
-    A record of the user's own training has only the settings that mean something for it.
+    A record of the user's own training or of PPO has only the settings that matter for it.
     """
     names = _OWN_TRAINING if config.is_own_training else None
+    names = _PPO_TRAINING if config.is_ppo_training else names
     return "\n".join(_section_lines(config, "", names)).lstrip("\n") + "\n"
 
 
@@ -171,6 +172,7 @@ def _unknown(prefix: str, key: str, value: object, names: list[str]) -> str:
 
 
 _OWN_TRAINING = ("task", "task_options", "rounds", "envs", "n_steps", "seed", "threads", "budget")
+_PPO_TRAINING = ("task", "task_options", "rounds", "envs", "n_steps", "seed", "threads", "ppo")
 
 
 def _section_lines(config: object, prefix: str, names: tuple[str, ...] | None = None) -> list[str]:

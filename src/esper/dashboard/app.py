@@ -13,9 +13,8 @@ from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from esper.dashboard.access import Access
 from esper.dashboard.error_log import ErrorLog
@@ -39,6 +38,7 @@ from esper.dashboard.responses import (
     login_page,
 )
 from esper.dashboard.runs import RunListing, RunReader
+from esper.dashboard.static_files import StaticFiles
 from esper.errors import EsperError, RunError
 from esper.reports import views
 from esper.version import __version__
@@ -130,19 +130,22 @@ class Dashboard:
         self._reader = RunReader(listing)
         self._access = access
         self._limiter: CapacityLimiter | None = None
+        self._files = StaticFiles(STATIC_FOLDER)
         self.watch = Watch(self._read_heads, log)
+        health = partial(views.health, most_points=views.MOST_POINTS)
         self.routes: list[BaseRoute] = [
             Route("/", self._page),
             Route(LOGIN, self._login),
-            Mount(STATIC, StaticFiles(directory=STATIC_FOLDER)),
+            Mount(STATIC, self._files),
             Route("/api/events", EventStream(self.watch), methods=METHODS),
             Route("/api/runs", self._runs),
             Route("/api/runs/{run}", self._run),
             Route("/api/runs/{run}/metrics", self._metrics),
             Route("/api/runs/{run}/episodes", self._episodes),
             Route("/api/runs/{run}/episodes/{env}/{episode}", self._episode),
-            Route("/api/runs/{run}/environments", self._view_of(views.environments)),
-            Route("/api/runs/{run}/health", self._view_of(views.health)),
+            Route("/api/runs/{run}/evaluations", self._view_of(views.evaluations)),
+            Route("/api/runs/{run}/environments", self._environments),
+            Route("/api/runs/{run}/health", self._view_of(health)),
             Route("/api/runs/{run}/learned", self._view_of(views.learned)),
         ]
         app = Starlette(
@@ -158,16 +161,16 @@ class Dashboard:
         self.app = Guard(app, access=access, hosts=hosts, log=log)
 
     async def _page(self, _request: Request) -> Response:
-        return FileResponse(STATIC_FOLDER / "index.html", media_type="text/html")
+        return HTMLResponse(self._files.page)
 
     async def _login(self, request: Request) -> Response:
-        """Exchange the token for the session."""
+        """Exchange the token for the session, and open the page of a run if one is named."""
         if not self._access.accepts(request.query_params.get("token", "")):
             return login_page()
-        secrets = self._access.set_cookie, self._access.key
+        given = self._access.set_cookie, self._access.key, request.query_params.get("run", "")
         if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
-            return cookie_redirect(*secrets)
-        return cookie_page(*secrets)
+            return cookie_redirect(*given)
+        return cookie_page(*given)
 
     async def _runs(self, _request: Request) -> Response:
         facts = {"runs_dir": str(self._reader.listing.root), "esper_version": __version__}
@@ -179,8 +182,14 @@ class Dashboard:
         return json_response(json_text(await self._in_thread(partial(self._reader.detail, name))))
 
     async def _metrics(self, request: Request) -> Response:
-        after = read_int(request.query_params, "after", -1, least=-1)
-        return await self._view(request, lambda telemetry: views.metric_series(telemetry, after))
+        query = request.query_params
+        make = partial(
+            views.metric_series,
+            after=read_int(query, "after", -1, least=-1),
+            until=read_int(query, "until", None),
+            most_points=views.MOST_POINTS,
+        )
+        return await self._view(request, make)
 
     async def _episodes(self, request: Request) -> Response:
         query = request.query_params
@@ -208,6 +217,10 @@ class Dashboard:
             return found
 
         return await self._view(request, make)
+
+    async def _environments(self, request: Request) -> Response:
+        which = read_choice(request.query_params, "which", views.WHICH)
+        return await self._view(request, partial(views.environments, which=which))
 
     def _view_of(self, make: Callable[[RunTelemetry], Any]) -> Callable[[Request], Any]:
         """Return the route of a view without parameters."""

@@ -1,7 +1,7 @@
-"""Serving the dashboard in a separate process while a run trains.
+"""Serving the dashboard in a separate process while a run trains, and afterwards.
 
 A separate process takes no time from the run's interpreter and does not share its signals. It reads
-from a pipe and ends when the pipe is closed, on purpose or because the run was killed.
+from a pipe and ends after the pipe is closed, on purpose or because the run was killed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from esper.errors import EsperError
+from esper.training.signals import handling
 
 if TYPE_CHECKING:
     from esper.dashboard.server import Serving, Tell
@@ -28,38 +31,95 @@ MODULE = "esper.dashboard.companion"
 START_SECONDS = 20.0
 """How long the run waits for the link; an idle machine takes less than a second."""
 
-END_SECONDS = 3.0
+LAST_SECONDS = 2.0
+"""How long pages may still ask after the run has ended; they hear of it within a second."""
+
+END_SECONDS = LAST_SECONDS + 3.0
 """How long the run waits for the process to end."""
+
+WATCH_SECONDS = 0.5
+"""Time between two checks whether the process has died."""
 
 NICENESS = 5
 """Lower priority than training."""
 
 
+class Companion:
+    """The dashboard of a run, in its own process.
+
+    Args:
+        process: The process.
+        link: The address of the run's page; None if the dashboard could not be started.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], link: str | None) -> None:
+        self.process = process
+        self.link = link
+        self._is_settled = False
+
+    def wait(self, tell: Tell) -> None:
+        """Serve the finished run until a signal; return at once if there is no dashboard.
+
+        Args:
+            tell: Shows the link, and how to stop.
+        """
+        if self.link is None or self.process.poll() is not None:
+            return
+        stop = threading.Event()
+
+        def handle(_number: int, _frame: FrameType | None) -> None:
+            stop.set()
+
+        with handling(handle):
+            tell(f"dashboard at {self.link} until you press Ctrl-C")
+            while not stop.wait(WATCH_SECONDS) and self.process.poll() is None:
+                pass
+        self._is_settled = True
+
+    def end(self) -> None:
+        """End the process, after open pages have shown the run's last state."""
+        process = self.process
+        assert process.stdin is not None, "stdin is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
+        if self._is_settled:
+            process.terminate()
+        process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 @contextmanager
-def companion_dashboard(runs_dir: Path, tell: Tell) -> Generator[None]:
+def companion_dashboard(runs_dir: Path, run: str, tell: Tell) -> Generator[Companion]:
     """Serve the dashboard of a folder of runs in another process within the context.
 
     If it cannot be started, a message says why and the run continues without it.
 
     Args:
         runs_dir: The folder of runs, which need not exist yet.
+        run: The name of the run whose page the link opens; it need not exist yet either.
         tell: Shows the link, or the reason why there is none.
     """
     # In a new session, so that Ctrl-C does not reach it.
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", MODULE, str(runs_dir)],
+        [sys.executable, "-P", "-m", MODULE, str(runs_dir), run],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
+    companion = Companion(process, None)
     try:
-        tell(_read_message(process))
-        yield
+        companion.link, message = _read_start(process)
+        tell(message)
+        yield companion
     finally:
-        _end(process)
+        companion.end()
 
 
-def main(runs_dir: str) -> int:
+def main(runs_dir: str, run: str) -> int:
     """Run the separate process."""
     from esper.dashboard.server import serving
 
@@ -68,7 +128,7 @@ def main(runs_dir: str) -> int:
     notes: list[str] = []
     try:
         with serving(runs_dir, tell=notes.append) as dashboard:
-            _send({"link": dashboard.link, "notes": notes})
+            _send({"link": dashboard.link_to(run), "notes": notes})
             threading.Thread(target=_stop_with_input, args=(dashboard,), daemon=True).start()
             dashboard.run()
     except EsperError as error:
@@ -77,30 +137,18 @@ def main(runs_dir: str) -> int:
     return 0
 
 
-def _read_message(process: subprocess.Popen[bytes]) -> str:
-    """Return the message for the user about the separate process."""
+def _read_start(process: subprocess.Popen[bytes]) -> tuple[str | None, str]:
+    """Return the link, if there is one, and the message for the user."""
     assert process.stdout is not None, "stdout is a pipe"
     ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
     line = process.stdout.readline() if ready else b""
     if not line:
-        return "cannot start the dashboard; training continues without it"
+        return None, "cannot start the dashboard; training continues without it"
     sent: dict[str, Any] = json.loads(line)
     if "error" in sent:
-        return f"training continues without the dashboard: {sent['error']}"
+        return None, f"training continues without the dashboard: {sent['error']}"
     notes = "".join(f" ({note})" for note in sent["notes"])
-    return f"dashboard at {sent['link']}{notes}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None, "stdin is a pipe"
-    assert process.stdout is not None, "stdout is a pipe"
-    process.stdin.close()
-    process.stdout.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    return sent["link"], f"dashboard at {sent['link']}{notes}"
 
 
 def _stop_with_input(dashboard: Serving) -> None:
@@ -108,6 +156,8 @@ def _stop_with_input(dashboard: Serving) -> None:
     with suppress(OSError):
         while os.read(0, 1024):
             pass
+    if dashboard.dashboard.watch.n_listeners:
+        time.sleep(LAST_SECONDS)
     dashboard.server.stop()
 
 
@@ -117,4 +167,4 @@ def _send(message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

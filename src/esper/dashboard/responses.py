@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import HTMLResponse, Response
 
@@ -53,18 +54,18 @@ def login_page() -> Response:
     return HTMLResponse(_LOGIN_PAGE, 401)
 
 
-def cookie_page(set_cookie: str, key: str) -> Response:
-    """Return a page that sets the cookie and then redirects to the dashboard."""
-    page = _COOKIE_PAGE.format(url=_page_url(key))
+def cookie_page(set_cookie: str, key: str, run: str = "") -> Response:
+    """Return a page that sets the cookie, then redirects to the dashboard or to a run's page."""
+    page = _COOKIE_PAGE.format(url=_page_url(key, run))
     return HTMLResponse(page, headers={"Set-Cookie": set_cookie})
 
 
-def cookie_redirect(set_cookie: str, key: str) -> Response:
-    """Return a redirect to the dashboard that sets the cookie."""
-    headers = {"Location": _page_url(key), "Set-Cookie": set_cookie}
+def cookie_redirect(set_cookie: str, key: str, run: str = "") -> Response:
+    """Return a redirect to the dashboard, or to a run's page, that sets the cookie."""
+    headers = {"Location": _page_url(key, run), "Set-Cookie": set_cookie}
     return Response(status_code=303, headers=headers)
 
 
-def _page_url(key: str) -> str:
+def _page_url(key: str, run: str) -> str:
     """Return the page's address with the key, which browsers do not send to the server."""
-    return f"/#key={key}"
+    return f"/#key={key}" + (f"&run={quote(run, safe='')}" if run else "")

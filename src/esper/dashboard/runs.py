@@ -24,6 +24,7 @@ READ_FILES = (
     "telemetry.sqlite-wal",
     "summary.json",
     "evaluation.json",
+    views.NOTES_FILE,
 )
 """The files read in a run's folder."""
 
@@ -42,7 +43,7 @@ class RunListing:
     def folders(self) -> dict[str, RunFolder]:
         """Return the folders of runs by name, the oldest first."""
         if RunFolder(self.root).holds_run:
-            return {_shown(self._real.name): RunFolder(self.root)}
+            return {shown_name(self._real.name): RunFolder(self.root)}
         found: list[tuple[float, str, RunFolder]] = []
         try:
             names = os.listdir(self.root)
@@ -53,7 +54,7 @@ class RunListing:
             try:
                 if folder.holds_run and self._is_inside(folder.path):
                     age = folder.config_file.stat().st_mtime
-                    found.append((age, _shown(name), folder))
+                    found.append((age, shown_name(name), folder))
             except OSError:  # the folder was removed meanwhile
                 continue
         return {name: folder for _, name, folder in sorted(found, key=lambda one: one[:2])}
@@ -74,7 +75,7 @@ class RunListing:
         return Path(os.path.realpath(path)).is_relative_to(self._real)
 
 
-def _shown(name: str) -> str:
+def shown_name(name: str) -> str:
     """Return a folder's name with escapes for bytes that are not valid UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
@@ -89,7 +90,7 @@ SETTLING_SECONDS = 5.0
 MOST_CACHED = 64
 """Cached responses."""
 
-_HEAD = ("state", "rounds_done", "position")
+_HEAD = ("state", "rounds_done", "position", "learns", "grows")
 _Version = tuple[object, ...]
 
 
@@ -123,17 +124,16 @@ class RunReader:
         return {row["id"]: {name: row[name] for name in _HEAD} for row in self.rows()}
 
     def detail(self, name: str) -> dict[str, Any]:
-        """Return one run with its overview, comparison and evaluations.
+        """Return one run with its overview and comparison.
 
         Raises:
             RunError: If the run does not exist.
         """
         folder = self._folder(name)
         detail: Row = _row(name, folder)
-        detail |= {"overview": None, "comparison": None, "evaluations": []}
+        detail |= {"overview": None, "comparison": None}
         with suppress(RunError), _run_errors(name), open_run(folder.path) as telemetry:
             detail["overview"] = views.overview(telemetry)
-            detail["evaluations"] = views.evaluations(telemetry)
         with suppress(RunError), _run_errors(name):
             detail["comparison"] = views.comparison_view(folder.path)
         return detail
@@ -176,17 +176,31 @@ def _row(name: str, folder: RunFolder) -> Row:
     from esper.training.run import Run  # imports NumPy, which is not needed before the first run
 
     row: Row = {"id": name, "name": name, "state": "unreadable", "problem": None}
-    row |= {"created_at": _date(folder.config_file), "updated_at": _updated_at(folder)}
+    row |= {
+        "learns": True,
+        "grows": True,
+        "created_at": _date(folder.config_file),
+        "updated_at": _updated_at(folder),
+        "notes": views.read_notes(folder.path),
+        "returns": None,
+        "fixed_gap": None,
+        "score_gap": None,
+    }
     row |= dict.fromkeys(views.Headline.__annotations__) | {"rounds_done": 0, "position": 0}
     try:
         with _run_errors(name):
             run = Run(folder)
             row |= {"task": run.config.task, "task_options": dict(run.config.task_options)}
-            row |= {"rounds": run.config.rounds}
+            row |= {"rounds": run.config.rounds, "learns": not run.config.is_own_training}
+            row |= {"grows": not run.config.is_ppo_training}
             if _has_telemetry(folder):
                 with open_run(folder.path) as telemetry:
                     headline = views.headline(telemetry)
                     row |= {key: value for key, value in headline.items() if value is not None}
+                    row["returns"] = views.held_out_returns(telemetry)
+                    # The date of a file changes when the folder is copied.
+                    row["created_at"] = views.started_at(telemetry) or row["created_at"]
+            row |= views.final_gaps(folder.path)
             row["state"] = run.state
     except RunError as error:
         row["problem"] = str(error)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 
@@ -27,7 +28,7 @@ from esper.dashboard.connections import (
 )
 from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.guard import LOGIN, HostNames, bracketed
-from esper.dashboard.runs import RunListing
+from esper.dashboard.runs import RunListing, shown_name
 from esper.errors import DashboardError
 from esper.training.signals import handling
 
@@ -108,7 +109,9 @@ def _resolve(host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Only for a protocol that is named does asyncio send small answers without waiting 40 ms for
+    # an acknowledgement of their headers.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
@@ -206,6 +209,10 @@ class Serving:
     def link(self) -> str:
         """The URL that logs in and opens the dashboard."""
         return f"{self._login_url}{self.access.token}"
+
+    def link_to(self, run: str) -> str:
+        """Return the URL that logs in and opens the page of a run."""
+        return f"{self.link}&run={quote(shown_name(run), safe='')}"
 
     def open_browser(self, tell: Tell) -> None:
         """Open the dashboard in a browser, without waiting for it."""

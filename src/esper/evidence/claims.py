@@ -20,7 +20,7 @@ from esper.statistics import (
     probability_of_improvement,
     ratio_interval,
 )
-from esper.training.comparison import SELDOM
+from esper.training.comparison import SELDOM, Outcome, verdict_sentence
 
 LEVEL = 0.05
 """A claim needs a corrected p-value below this."""
@@ -182,6 +182,9 @@ def _unequal_resources(claim: Claim, verdict: Verdict) -> str:
     return f", {but}with {change(ratio, what, unclear='not shown to be equal')}"
 
 
+OF_ACCURACY: frozenset[Kind] = frozenset({"same_epochs", "same_flops"})
+"""Kinds of arms that are compared in accuracy, because their epochs or FLOPs are equal."""
+
 FOLLOWS_RUN: frozenset[Kind] = frozenset(
     {"learned", "same_epochs", "same_flops", "same_parameters", "ablation"}
 )
@@ -221,6 +224,11 @@ class Finding:
     sentence: str
 
     @property
+    def difference(self) -> Interval:
+        """The difference that the claim is about, of score or accuracy."""
+        return self.accuracy if self.kind in OF_ACCURACY else self.score
+
+    @property
     def is_claim(self) -> bool:
         """Whether something was shown in favor of the arm that claims are about."""
         return self.verdict in ("better", "as accurate", "at least as accurate")
@@ -228,6 +236,11 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Return the finding as plain values."""
         return asdict(self)
+
+
+def is_sure_difference(score: Interval, verdict: str) -> bool:
+    """Return whether a difference of score is shown, corrected for the number of comparisons."""
+    return verdict != "not shown" and score.excludes_zero
 
 
 def find_differences(
@@ -262,7 +275,7 @@ def find_differences(
 
 def _claimed_difference(own: Arm, other: Arm, price: float) -> Floats:
     """Return the differences ``[R, N]`` whose mean must not be zero for a claim against an arm."""
-    if other.kind in ("same_epochs", "same_flops"):
+    if other.kind in OF_ACCURACY:
         margin = EQUIVALENCE if other.kind == "same_epochs" else 0.0
         return paired_differences(own.accuracy, other.accuracy) + margin
     return paired_differences(own.score(price), other.score(price))
@@ -294,7 +307,7 @@ def _make_finding(
         label=other.label,
         where=where,
         run=", for this one training run" if _is_one_run(own, other) else "",
-        difference=accuracy if other.kind in ("same_epochs", "same_flops") else score,
+        difference=accuracy if other.kind in OF_ACCURACY else score,
         corrected_p=corrected_p,
         flops=_ratio(own.flops, other.flops),
         corrected_flops_p=corrected_flops_p,
@@ -340,7 +353,11 @@ def weigh(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
-    """Return the verdict: whether the controller grows at all, a headline, then arm by arm."""
+    """Return the verdict.
+
+    First comes the strongest opponent, then whether the controller grows at all, how many arms it
+    beats, and the arms one by one.
+    """
     findings = weigh(evidence)
     found = [headline(evidence, findings), *(f"{_capital(one.sentence)}." for one in findings)]
     share = float(evidence.own.grown_share.mean())
@@ -348,16 +365,49 @@ def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
         found.insert(
             0,
             f"{_capital(evidence.own.label)} hardly grows: it committed a seed in {share:.1%} of "
-            "hosts, so its gains do not come from growth.",
+            "hosts, so nothing it wins comes from growth.",
         )
-    return tuple(found)
+    return (*strongest_sentence(evidence, findings), *found)
+
+
+def strongest_sentence(evidence: Evidence, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return a sentence about the opponent with the highest mean score, if there is any.
+
+    The controller itself with something removed is no opponent.
+    """
+    opponents = [one for one in findings if one.kind != "ablation"]
+    if not opponents:
+        return ()
+    strongest = min(opponents, key=lambda one: one.score.mean)
+    outcome: Outcome = "not shown"
+    if strongest.verdict in ("better", "worse"):
+        outcome = strongest.verdict
+    elif strongest.is_claim:
+        outcome = "as good"
+    elif not strongest.difference.is_from_enough:
+        outcome = "too few"
+    measured = "score" if strongest.difference is strongest.score else "accuracy"
+    return (
+        verdict_sentence(
+            _capital(evidence.own.label),
+            strongest.label,
+            outcome,
+            n_opponents=len(opponents),
+            difference=f"{measured} {points(strongest.difference)} {_where(evidence)}",
+        ),
+    )
+
+
+def _where(evidence: Evidence) -> str:
+    """Return the price, and whether the claims are about one training run only."""
+    at = at_price(evidence.price, evidence.learned_price)
+    is_one = evidence.own.n_runs == 1 and evidence.own.kind == "learned"
+    return f"{at}, for this one training run" if is_one else at
 
 
 def headline(evidence: Evidence, findings: Sequence[Finding]) -> str:
     """Return how many of the tuned arms the learned arm is shown to beat."""
-    at = at_price(evidence.price, evidence.learned_price)
-    if evidence.own.n_runs == 1 and evidence.own.kind == "learned":
-        at += ", for this one training run"
+    at = _where(evidence)
     tuned = [one for one in findings if one.kind == "tuned"]
     counted, what = (tuned, "tuned arms") if tuned else (findings, "arms, none of them tuned,")
     better = [one.label for one in counted if one.verdict == "better"]

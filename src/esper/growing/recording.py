@@ -30,6 +30,7 @@ from esper.lifecycle.stages import Stage
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo.controllers.learned import choice_probabilities
 from esper.telemetry import TelemetryWarning, TelemetryWriter, open_run
+from esper.telemetry.memory import used_memory
 from esper.telemetry.records import (
     EpisodeRecord,
     GovernorRecord,
@@ -38,7 +39,7 @@ from esper.telemetry.records import (
     SeedEventRecord,
     StepRecord,
 )
-from esper.training.records import run_record, used_memory
+from esper.training.records import run_record
 from esper.training.step_records import (
     TERM_COLUMNS,
     log_probability,

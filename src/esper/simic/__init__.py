@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from esper.simic.check import check_env
     from esper.simic.evaluation import Evaluated, evaluate
     from esper.simic.policy import ActionSpec
+    from esper.simic.recording import Record
     from esper.simic.schedules import Schedule, cosine, linear
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "NetworkConfig",
     "PPOAgent",
     "PPOConfig",
+    "Record",
     "Schedule",
     "TamiyoRolloutBuffer",
     "Tracker",
@@ -46,6 +48,7 @@ _MODULES = {
     "NetworkConfig": "esper.config.learning",
     "PPOAgent": "esper.simic.agent",
     "PPOConfig": "esper.config.learning",
+    "Record": "esper.simic.recording",
     "Schedule": "esper.simic.schedules",
     "TamiyoRolloutBuffer": "esper.simic.agent",
     "Tracker": "esper.simic.callbacks",

@@ -73,6 +73,9 @@ from esper.storage.checkpoint import step_of
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import from_nested, to_nested
 
+if TYPE_CHECKING:
+    from esper.simic.evaluation import Evaluated
+
 MakeNetwork = Callable[[spaces.Space[Any]], nn.Module]
 """A class or function that makes a network from the observation space."""
 
@@ -211,6 +214,12 @@ class PPO:
         None for a model that was loaded without one.
         """
         return None if self._environments is None else self._environments.envs
+
+    @property
+    def env_name(self) -> str:
+        """The name of the environment: its id, or its class."""
+        name = self._env if isinstance(self._env, str) else _name_of(self._env)
+        return name.rpartition(":")[2]
 
     @property
     def device(self) -> torch.device:
@@ -371,10 +380,14 @@ class PPO:
             # Some environments may have taken the step and others not: the next call starts anew.
             self._collector = None
             raise
+        collected = time.perf_counter()
         notify(callbacks, "on_rollout_end", self)
         self.agent.set_rates(**self._current_rates())
         report = self._update(buffer)
-        self._describe(episodes, report, time.perf_counter() - started)
+        ended = time.perf_counter()
+        self._describe(episodes, report, ended - started)
+        self.last_seconds = {"rollout": collected - started, "update": ended - collected}
+        self.last_episodes, self.last_update, self.last_evaluation = episodes, report, None
         buffer.reset()
         notify(callbacks, "on_update_end", self)
 
@@ -680,6 +693,13 @@ class PPO:
         self._is_stopped, self._has_masks, self._is_warned_of_masks = False, False, False
         self.metrics: dict[str, float] = {}
         self.last_step: CollectedStep | None = None
+        self.last_episodes = CollectedEpisodes()
+        """The episodes that ended in the last rollout."""
+        self.last_update: UpdateReport | None = None
+        self.last_seconds: dict[str, float] = {}
+        """What the last rollout and the update after it took."""
+        self.last_evaluation: Evaluated | None = None
+        """The result of :class:`Evaluate` after the last update; None if it was not due."""
         self.resumed_from: Path | None = None
         """The folder of checkpoints that the model continues from."""
         self.folders: set[tuple[str, Path]] = set()

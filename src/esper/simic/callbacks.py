@@ -212,6 +212,7 @@ class Evaluate(_Periodic):
             progress=False,  # training shows its own
         )
         self.results.append((model.num_timesteps, result))
+        model.last_evaluation = result
         model.log("eval/mean_reward", result.mean)
         model.log("eval/std_reward", result.std)
         model.log("eval/mean_ep_length", result.mean_length)
@@ -304,7 +305,11 @@ class Checkpoint(_Periodic):
         model.save_checkpoint(self.folder, keep_last=self.keep_last, state=self._state)
 
 
-class Tracker(Callback):
+class MetricsReader(Callback):
+    """A callback that reads what others log, so it is called after them."""
+
+
+class Tracker(MetricsReader):
     """Sends metrics to TensorBoard, Weights & Biases, Trackio or a CSV file."""
 
     def __init__(
@@ -379,7 +384,7 @@ def as_callbacks(given: CallbackLike | Sequence[CallbackLike] | None) -> list[Ca
             raise ConfigError(
                 f"callbacks has {one!r}; a Callback or a function of the model is needed."
             )
-    order = (Evaluate, Tracker, Checkpoint)
+    order = (Evaluate, MetricsReader, Checkpoint)
     return sorted(found, key=lambda one: [isinstance(one, kind) for kind in reversed(order)])
 
 

@@ -105,7 +105,7 @@ class RunFolder:
             raise RunError("the run folder is ''; give a path, or None for a new one.")
         if path is None:
             _remove_abandoned(runs_folder())
-        folder = cls(_unused_path(config) if path is None else path)
+        folder = cls(new_run_path(config) if path is None else path)
         folder.require_unused()
         folder.require_own_files()
         folder._was_made = not os.path.lexists(folder.path)
@@ -318,7 +318,7 @@ def _remove_abandoned(root: Path) -> None:
                     path.rmdir()
 
 
-def _unused_path(config: RunConfig) -> Path:
+def new_run_path(config: RunConfig) -> Path:
     """Return an unused path in the runs folder, named after the task and the time."""
     task = re.sub(r"[^A-Za-z0-9_-]+", "-", config.task).strip("-") or "run"
     name = f"{task}-{datetime.now():%Y%m%d-%H%M%S}"

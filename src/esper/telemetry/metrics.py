@@ -8,7 +8,7 @@ head and a controller.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeGuard
 
@@ -100,26 +100,70 @@ def metrics_of(record: Record) -> dict[str, float]:
     return found
 
 
-def collect_metrics(stream: Callable[[type[Any]], Iterator[Any]]) -> Metrics:
-    """Return all metrics of a run, given a function that yields the records of a type in order."""
+Read = Callable[[type[Measured], Sequence[str]], Iterable[list[Any]]]
+"""Yields the values of some columns of each record of a type, in order."""
+
+
+def collect_metrics(read: Read) -> Metrics:
+    """Return all metrics of a run; column by column, because a run can have many rounds."""
     series: Metrics = {}
-    for kind in _SOURCES:
-        for record in stream(kind):
-            for name, value in metrics_of(record).items():
-                one = series.setdefault(name, Series(rounds=[], values=[]))
-                one.rounds.append(record.round)
-                one.values.append(value)
+    for kind, sources in _SOURCES.items():
+        which = ("arm", "purpose") if kind is EvaluationRecord else ()
+        groups: dict[tuple[Any, ...], list[list[Any]]] = {}
+        for row in read(kind, ("round", *which, *(one.column for one in sources))):
+            groups.setdefault(tuple(row[1 : 1 + len(which)]), []).append(row)
+        for group, rows in groups.items():
+            rounds, *columns = zip(*rows, strict=True)
+            for one, values in zip(sources, columns[len(which) :], strict=True):
+                name = _name_in_evaluation(one.metric, *group) if group else one.metric
+                if name is not None:
+                    for metric, found in _split_heads(name, rounds, values):
+                        _extend(series, metric, one.sign, found)
     return series
 
 
+Points = Iterable[tuple[int, Any]]
+"""Rounds and values, which may be None."""
+
+
+def _split_heads(
+    name: str, rounds: Sequence[int], values: Sequence[Any]
+) -> Iterator[tuple[str, Points]]:
+    """Yield a metric and its points; those of each head if the values are JSON objects by head."""
+    if "<head>" not in name:
+        yield name, zip(rounds, values, strict=True)
+        return
+    by_head: dict[str, list[tuple[int, Any]]] = {}
+    for number, text in zip(rounds, values, strict=True):
+        read: dict[str, Any] = {} if text is None else json.loads(text)
+        for head, value in read.items():
+            by_head.setdefault(head, []).append((number, value))
+    for head, points in by_head.items():
+        yield name.replace("<head>", head), points
+
+
+def _extend(series: Metrics, name: str, sign: int, points: Points) -> None:
+    """Add points to a metric, except None."""
+    known = [(number, sign * float(value)) for number, value in points if value is not None]
+    if known:
+        one = series.setdefault(name, Series(rounds=[], values=[]))
+        one.rounds.extend(number for number, _ in known)
+        one.values.extend(value for _, value in known)
+
+
 def _evaluation_name(metric: str, record: Measured) -> str | None:
-    """Return a metric's name in the evaluation it comes from; None for other controllers' trials.
+    """Return the name of a record's metric, or None if it is not a metric of the run."""
+    if not isinstance(record, EvaluationRecord):
+        return metric
+    return _name_in_evaluation(metric, record.arm, record.purpose)
+
+
+def _name_in_evaluation(metric: str, arm: str, purpose: str) -> str | None:
+    """Return a metric's name in an evaluation of a controller; None for other controllers' trials.
 
     Baselines are evaluated before the first round, which is not a metric of the run.
     """
-    if not isinstance(record, EvaluationRecord):
-        return metric
-    if record.purpose == "final":
-        final = metric.replace(_EVAL, _FINAL).replace("<arm>", record.arm)
+    if purpose == "final":
+        final = metric.replace(_EVAL, _FINAL).replace("<arm>", arm)
         return None if metric == _TUNING_ONLY else final
-    return metric if record.arm == "learned" and record.purpose == "tuning" else None
+    return metric if arm == "learned" and purpose == "tuning" else None

@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import os
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, overload
@@ -32,6 +32,9 @@ Columns = dict[str, list[Any]]
 
 BUSY_SECONDS = 10.0
 """How long to wait for a writer's lock, which is rarely held."""
+
+LAST_ROUND = 2**62
+"""After the last round of any run."""
 
 _NULL = frozenset({type(None)})
 
@@ -189,18 +192,21 @@ class RunTelemetry:
         """Return all metrics by name, as rounds and values."""
         return self.metrics_since(None)
 
-    def metrics_since(self, first_round: int | None) -> Metrics:
-        """Return all metrics from a round on; None for the whole run."""
+    def metrics_since(self, first_round: int | None, last_round: int | None = None) -> Metrics:
+        """Return all metrics from a round on, up to a round; None for the whole run."""
 
-        def stream(kind: type[Any]) -> Iterator[Any]:
-            if first_round is None:
-                return self.stream(kind)
+        def read(kind: RecordType, names: Sequence[str]) -> Iterator[list[Any]]:
+            columns = {column.name: column for column in columns_of(kind)}
+            chosen = tuple(columns[name] for name in names)
+            if first_round is None and last_round is None:
+                return self._decoded(kind, chosen, "1", ())
+            bounds = (first_round or 0, LAST_ROUND if last_round is None else last_round)
             # Rounds never decrease from row to row: this order is also that of writing.
-            return self._records(kind, "round >= ?", (first_round,), order="round, seq")
+            return self._decoded(kind, chosen, "round BETWEEN ? AND ?", bounds, "round, seq")
 
         with self.snapshot():
             try:
-                return collect_metrics(stream)
+                return collect_metrics(read)
             except (ValueError, TypeError, AttributeError) as error:
                 raise self._damaged(f"a metric is no number ({error})") from error
 

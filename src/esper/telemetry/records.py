@@ -45,7 +45,7 @@ def record(cls: type[T]) -> type[T]:
 
 @record
 class RunRecord:
-    """The run itself. A run has one, and it is the first row."""
+    """The run itself, in the first row. PPO that goes on for longer adds one; the last counts."""
 
     table: ClassVar[str] = "runs"
     indexes: ClassVar[Indexes] = ()

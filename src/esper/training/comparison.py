@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class Comparison:
     arms: tuple[ArmSummary, ...]
     differences: tuple[Difference, ...]
     sentences: tuple[str, ...]
-    """What the intervals support, in words."""
+    """What the intervals support, in words; the first is about the strongest opponent."""
     best_host: BestHost | None = None
     """The learned controller's best episode."""
 
@@ -92,6 +92,11 @@ class Comparison:
     def __repr__(self) -> str:
         names = ", ".join(arm.name for arm in self.arms)
         return f"Comparison of {names} on {self.n_hosts} held-out hosts\n{self}"
+
+    @property
+    def gain(self) -> Interval | None:
+        """The score minus that of the same hosts left alone; None if that was not measured."""
+        return next((one.score for one in self.differences if one.against == "wait"), None)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -133,12 +138,13 @@ class Comparison:
         def intervals(entry: dict[str, Any]) -> dict[str, Any]:
             return entry | {name: Interval(**entry[name]) for name in ("ep_rew", "score")}
 
+        differences = tuple(Difference(**intervals(one)) for one in values["differences"])
         return cls(
             n_hosts=values["n_hosts"],
             split=values["split"],
             arms=tuple(ArmSummary(**intervals(arm)) for arm in values["arms"]),
-            differences=tuple(Difference(**intervals(one)) for one in values["differences"]),
-            sentences=tuple(values["sentences"]),
+            differences=differences,
+            sentences=_with_verdict(values["sentences"], differences),
             best_host=None if values["best_host"] is None else BestHost(**values["best_host"]),
         )
 
@@ -244,7 +250,7 @@ def _summarize(name: str, arm: ArmResults) -> ArmSummary:
 def _sentences(
     results: Mapping[str, ArmResults], differences: tuple[Difference, ...], learned: str
 ) -> list[str]:
-    """Return the conclusions, the answer to "did growth help?" first."""
+    """Return the conclusions: the strongest opponent, "did growth help?", then arm by arm."""
     found: list[str] = []
     wait = results.get("wait")
     if wait is not None:
@@ -255,11 +261,62 @@ def _sentences(
             f"Return (score minus costs) against {against}: "
             f"{difference_in_words(difference.ep_rew)}."
         )
-    return found
+    return list(_with_verdict(found, differences))
+
+
+def _with_verdict(sentences: Sequence[str], differences: Sequence[Difference]) -> tuple[str, ...]:
+    """Return sentences with the verdict first, which files of earlier versions do not have."""
+    strongest = min(differences, key=lambda one: one.ep_rew.mean, default=None)
+    if strongest is None:
+        return tuple(sentences)
+    verdict = verdict_sentence(
+        "The controller",
+        LABELS.get(strongest.against, strongest.against),
+        outcome_of(strongest.ep_rew),
+        n_opponents=len(differences),
+        difference=f"return {strongest.ep_rew.text()}",
+    )
+    return (verdict, *(one for one in sentences if one != verdict))
+
+
+Outcome = Literal["better", "worse", "as good", "not shown", "too few"]
+"""What a difference to an opponent shows."""
+
+
+def outcome_of(difference: Interval) -> Outcome:
+    """Return what an interval of differences shows."""
+    if not difference.is_from_enough:
+        return "too few"
+    if difference.is_above_zero:
+        return "better"
+    return "worse" if difference.is_below_zero else "not shown"
+
+
+def verdict_sentence(
+    subject: str, opponent: str, outcome: Outcome, *, n_opponents: int, difference: str
+) -> str:
+    """Return the sentence that a result opens with, about the strongest opponent.
+
+    Args:
+        subject: Who is compared, at the start of a sentence.
+        opponent: The strongest opponent, in words.
+        outcome: What the difference shows.
+        n_opponents: The number of opponents.
+        difference: What differs, and by how much.
+    """
+    phrase = {
+        "better": "beats",
+        "worse": "loses to",
+        "as good": "is as accurate as",
+        "not shown": "is not shown to beat",
+        "too few": "was tried on too few hosts to tell whether it beats",
+    }[outcome]
+    strongest = f", the strongest of {n_opponents} opponents" if n_opponents > 1 else ""
+    return f"{subject} {phrase} {opponent}{strongest}: {difference}."
 
 
 LABELS = {
-    "wait": "leaving hosts alone",
+    "wait": "hosts left alone",
     "random": "random legal growth",
     "fixed": "the fixed schedule",
     "heuristic": "the heuristic",
@@ -275,7 +332,7 @@ def _growth_sentence(learned: ArmResults, wait: ArmResults) -> str:
     if is_grown.mean() < SELDOM:
         return (
             f"Growth was not shown to help: the controller grew {grown}. "
-            f"{_computing_sentence(learned, wait)}; {_gain_sentence(learned, wait)}."
+            f"{_overall_sentence(learned, wait)}; {_return_sentence(learned, wait)}."
         )
     score = paired_interval(learned.scores[is_grown], wait.scores[is_grown])
     value = paired_interval(learned.returns[is_grown], wait.returns[is_grown])
@@ -294,29 +351,29 @@ def _growth_sentence(learned: ArmResults, wait: ArmResults) -> str:
         verdict += f" and the return {value.text()}"
     elif overall.is_below_zero:
         verdict = f"Growth helped some hosts but not all hosts together: {grown_hosts}"
-        verdict += f", but over all hosts {overall.text()}"
     else:
         verdict = f"Growth helped: {grown_hosts}"
     if value.is_above_zero and not score.is_above_zero:
         verdict += f" (the return was {value.text()})"
-    return f"{verdict}. {_computing_sentence(learned, wait)}."
+    return f"{verdict}. {_overall_sentence(learned, wait)}."
 
 
-def _gain_sentence(learned: ArmResults, wait: ArmResults) -> str:
-    """Return what a controller that hardly grows gains over hosts left alone."""
-    value = paired_interval(learned.returns, wait.returns)
+def _return_sentence(learned: ArmResults, wait: ArmResults) -> str:
+    """Return how the return of a controller that hardly grows compares with hosts left alone."""
+    value, returned = paired_interval(learned.returns, wait.returns), "return (score minus costs)"
     if not value.is_above_zero:
-        return "it gains nothing significant over them"
+        return f"its {returned} is not shown to be higher than theirs"
     if paired_interval(wait.flops, learned.flops).is_above_zero:
-        return "what it gains over them is computing saved by stopping early"
-    return f"its return minus theirs is {value.text()}"
+        return f"its higher {returned} is computing saved by stopping early"
+    return f"its {returned} minus theirs is {value.text()}"
 
 
-def _computing_sentence(learned: ArmResults, wait: ArmResults) -> str:
-    """Return how much computing all hosts took, compared with hosts left alone."""
+def _overall_sentence(learned: ArmResults, wait: ArmResults) -> str:
+    """Return the gain over all hosts, and how much computing they took."""
     theirs = float(wait.flops.mean())
     share = float(learned.flops.mean()) / theirs if theirs > 0 else 1.0
+    computing = f"{abs(share - 1.0):.0%} {'more' if share > 1.0 else 'less'} computing than"
     if abs(share - 1.0) < 0.005:
-        return "All hosts together took as much computing as hosts left alone"
-    more = "more" if share > 1.0 else "less"
-    return f"All hosts together took {abs(share - 1.0):.0%} {more} computing than hosts left alone"
+        computing = "as much computing as"
+    gain = paired_interval(learned.scores, wait.scores)
+    return f"Over all hosts, the gain in score is {gain.text()}, with {computing} hosts left alone"

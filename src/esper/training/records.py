@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +22,10 @@ from esper.growth.host_slots import slots
 from esper.growth.modules import named_modules
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choice_names
 from esper.lifecycle.slot_config import SlotConfig
-from esper.simic.agent import UpdateReport
+from esper.simic.recording import BY_HEAD, STATISTICS
 from esper.simic.rollout.collector import CollectedStep
 from esper.simic.rollout.jobs import PoolStatus
+from esper.telemetry.memory import used_memory
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
 from esper.version import __version__
 
@@ -198,29 +196,6 @@ class RoundTiming:
         }
 
 
-def used_memory() -> int:
-    """Return the memory in bytes that this process uses, or its peak where that is unknown."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
-    return pages * resource.getpagesize()
-
-
-_NUMBERS = (
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "approx_kl",
-    "joint_kl",
-    "clip_fraction",
-    "explained_variance",
-    "gradient_norm",
-)
-_BY_HEAD = ("approx_kl_by_head", "clip_fraction_by_head", "entropy_by_head")
-
-
 def run_record(
     config: RunConfig, slot_config: SlotConfig, hosts: Mapping[int, nn.Module], name: str
 ) -> RunRecord:
@@ -257,27 +232,10 @@ def run_record(
     )
 
 
-def update_record(round_number: int, n_updates: int, report: UpdateReport) -> UpdateRecord:
-    """Return the record of a successful update."""
-    values = asdict(report)
-    columns: dict[str, Any] = {name: float(values[name]) for name in _NUMBERS}
-    columns |= {name: json.dumps(values[name]) for name in _BY_HEAD}
-    return UpdateRecord(
-        round=round_number,
-        n_updates=n_updates,
-        **columns,
-        epochs_run=report.epochs_run,
-        gradient_steps=report.gradient_steps,
-        stopped_early=report.stopped_early,
-        was_refused=False,
-        refusal=None,
-    )
-
-
 def refused_record(round_number: int, n_updates: int, refusal: str) -> UpdateRecord:
     """Return the record of a rejected update, with the reason."""
-    columns: dict[str, Any] = dict.fromkeys((*_NUMBERS, *_BY_HEAD))
-    columns.update(dict.fromkeys(_BY_HEAD, "{}"))
+    columns: dict[str, Any] = dict.fromkeys(STATISTICS)
+    columns.update(dict.fromkeys(BY_HEAD, "{}"))
     return UpdateRecord(
         round=round_number,
         n_updates=n_updates,

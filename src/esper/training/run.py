@@ -196,7 +196,7 @@ class Run:
         return f"{program()} resume {shell_word(self.path)}{self.allow_code_flag}"
 
     def require_learning(self) -> None:
-        """Reject a record of the user's own training, which has no policy and no checkpoint.
+        """Reject a record of the user's own training or of PPO, which holds no controller.
 
         Raises:
             RunError: If it is one.
@@ -206,6 +206,12 @@ class Run:
                 f"{self.path} records a training loop of your own, so it holds no controller and "
                 "esper cannot resume it; load grower.state_dict() in your loop and call "
                 f"grower.record({str(self.path)!r}) again."
+            )
+
+        if self.config.is_ppo_training:
+            raise RunError(
+                f"{self.path} records PPO.learn ({self.config.task}), so it holds no controller "
+                "and esper cannot resume it; continue with PPO.resume(folder of its checkpoints)."
             )
 
     def require_trusted_task(self, *, allow_code: bool) -> None:

@@ -13,6 +13,7 @@ import torch
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import NonFiniteError, RolloutError, TrainingError, WorkerError
+from esper.simic.recording import update_record
 from esper.simic.rollout.jobs import InlinePool, Pool
 from esper.simic.rollout.shards import ShardedRollout
 from esper.simic.schedules import interpolate
@@ -28,7 +29,6 @@ from esper.training.records import (
     refused_record,
     round_record,
     run_record,
-    update_record,
 )
 from esper.training.setup import make_agent, make_run_task
 from esper.training.shards import GrowthNotes, join_tallies, make_shard, plan_shards

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from esper.evidence.claims import verdict_sentences
+from esper.formatting import share
 from esper.reports.run_report.blocks import (
     Block,
     Code,
@@ -84,7 +86,11 @@ def test_the_verdict_comes_first_and_evaluations_before_the_comparison(folder: P
         "Evaluation on digits-family at price 0.2",
         "Comparison at the end of the run",
     ]
+    assert Mount(drawing="differences", run=0) in [
+        replace(one, instead=()) if isinstance(one, Mount) else one for one in alone.blocks
+    ]
     blocks = verdict.sections[0].blocks
+    assert Mount(drawing="arms", evaluation=0) in blocks
     assert blocks[0] == Text(text=verdict_sentences(found.evidence)[0], is_verdict=True)
     assert blocks[1] == Items(lines=verdict_sentences(found.evidence)[1:])
 
@@ -133,6 +139,16 @@ def test_old_runs_and_runs_without_steps_have_a_report(tmp_path: Path) -> None:
     assert text.count("The steps were not recorded") == 2
 
 
+def test_the_report_compares_chosen_and_carried_out_actions(folder: Path) -> None:
+    run = values_of(folder)
+    found = run["learned"]["carried_out"]
+    lost = sum(one["refused"] + one["illegal"] for one in found["ops"]) / found["n_steps"]
+    assert lost > 0.0
+    text = to_markdown(make_document(report_of(run)))
+    assert f"{share(lost)} of the actions were not carried out" in text
+    assert "| op | chosen | carried out | refused by a gate | illegal |" in text
+
+
 def test_settings_and_commands_are_shown(folder: Path) -> None:
     run = values_of(folder)
     codes = [one.text for one in blocks_of(make_document(report_of(run))) if isinstance(one, Code)]
@@ -147,17 +163,17 @@ def test_runs_that_differ_in_seed_have_a_mean_with_an_interval(tmp_path: Path) -
         add_summary(tmp_path / run["name"], gain=gain)
     runs = [values_of(tmp_path / str(n)) for n in range(4)]
     table = runs_table(runs)
-    place = table.headers.index("gain over no growth")
+    place = table.headers.index("return minus hosts left alone")
     assert [row[0] for row in table.rows] == ["0", "1", "2", "3", "mean of 4 runs"]
     assert [row[place] for row in table.rows[:4]] == [f"{gain:.3f}" for gain in gains]
     mean = mean_interval(np.array(gains))
     assert table.rows[4][place] == mean.text(signed=False)
     verdict = next(
-        text for text in sentences_of(make_document(report_of(*runs))) if "Mean gain" in text
+        text for text in sentences_of(make_document(report_of(*runs))) if "Mean difference" in text
     )
     assert verdict == (
-        f"Mean gain in return of 4 training runs: {mean.text()} over no growth and "
-        f"{mean.text()} over the fixed schedule."
+        f"Mean difference in return of 4 training runs: {mean.text()} to hosts left alone and "
+        f"{mean.text()} to the fixed schedule."
     )
     assert len(runs_table(runs[:2]).rows) == 2
 
@@ -229,13 +245,13 @@ def test_the_overview_shows_state_progress_and_prices(folder: Path) -> None:
 def test_learning_is_summarized_by_the_evaluations(folder: Path) -> None:
     run = values_of(folder)
     run["evaluations"] = [
+        trial(0, 0.6, arm="fixed"),
         trial(2, 0.51, is_best=True),
         trial(4, 0.71, is_best=True),
         trial(6, 0.65),
         trial(6, 0.9, arm="wait", purpose="final"),
     ]
     run["headline"] |= {
-        "fixed_return": 0.6,
         "accuracy_gain": 0.0249,
         "best_score": 0.8,
         "flops": 0.512,
@@ -246,12 +262,16 @@ def test_learning_is_summarized_by_the_evaluations(folder: Path) -> None:
     assert facts["best held-out return"] == "0.710 after round 4"
     assert facts["last held-out return"] == "0.650 after round 6"
     assert facts["fixed schedule"] == "0.600, first passed after round 4"
-    assert facts["best score"].startswith("0.800, +2.5 points over the same hosts without growth")
+    gain = "+2.5 points over the same hosts left alone (0.800)"
+    assert facts["gain in score"].startswith(f"{gain}; slightly optimistic")
     assert (facts["FLOPs"], facts["parameters grown"]) == ("0.51 of the reference run", "1,234")
-    run["headline"] |= {"fixed_return": 0.72, "accuracy_gain": None}
+    run["headline"]["is_final"] = True
+    assert facts_of(run, "learning")["gain in score"] == gain
+    run["headline"]["accuracy_gain"] = None
+    run["evaluations"][0] = trial(0, 0.72, arm="fixed")
     facts = facts_of(run, "learning")
     assert facts["fixed schedule"] == "0.720, not passed yet"
-    assert "best score" not in facts
+    assert "gain in score" not in facts
     run["evaluations"] = []
     assert facts_of(run, "learning") == {"held-out return": "not evaluated yet"}
 
@@ -266,6 +286,7 @@ def test_health_counts_failures_and_measures_speed(folder: Path) -> None:
         {"round": 5, "env": 0, "episode": 0, "epoch": 1, "reason": "the loss is nan"}
     ]
     health["illegal"], health["refused_by_gates"] = 1, 20
+    run["headline"] |= {"illegal_share": 0.001, "refused_share": 0.02}
     health["throughput"]["values"] = [1000.0, None, 3000.0, 2000.0]
     health["memory"]["values"] = [5e8, 6.12e8]
     assert facts_of(run, "health") == {
@@ -273,9 +294,22 @@ def test_health_counts_failures_and_measures_speed(folder: Path) -> None:
         "rejected updates": "2 (rounds 3 and 7)",
         "updates stopped early": "4",
         "hosts rolled back": "1, last in round 5: the loss is nan",
-        "illegal actions": "1",
-        "actions rejected by gates": "20",
+        "illegal actions": "1 (less than 1% of steps)",
+        "actions refused by gates": "20 (2% of steps)",
         "median speed": "2,000 host-epochs/s",
         "peak memory": "612 MB",
         "sessions": "1",
     }
+
+
+def test_health_learning_and_settings_have_a_conclusion(folder: Path) -> None:
+    run = values_of(folder)
+    sentences = sentences_of(make_document(report_of(run)))
+    conclusion = run["health"]["conclusion"]
+    assert conclusion["findings"]
+    expected = [conclusion["summary"], *(one["text"] for one in conclusion["findings"])]
+    assert set(expected) <= set(sentences)
+    assert run["learned"]["summary"] in sentences
+    preset = facts_of(run, "configuration")["nearest preset"]
+    assert preset.startswith("spirals, except ")
+    assert "budget.n_epochs 6" in preset

@@ -143,6 +143,7 @@ def test_every_drawing_has_a_mount(folder: Path) -> None:
     places = [one for one in page.all("div") if "data-report" in one]
     found = [(one["data-report"], one.get("data-run"), one.get("data-episode")) for one in places]
     assert found == [
+        ("differences", "0", None),
         ("charts", "0", None),
         ("episode", "0", "0"),
         ("episode", "0", "1"),

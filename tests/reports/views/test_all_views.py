@@ -79,6 +79,7 @@ def test_earlier_schema_versions_have_all_views(tmp_path: Path, version: int) ->
     assert expected["health"]["workers"] is not None
     if version < 5:
         expected["health"]["workers"] = None  # a column of later versions
+        del found["health"]["conclusion"], expected["health"]["conclusion"]  # about workers, too
     for name in ("headline", "lists", "health", "learned", "evaluations"):
         assert found[name] == expected[name]
 
@@ -90,6 +91,7 @@ def test_other_views_do_not_depend_on_recorded_steps(tmp_path: Path) -> None:
     ]
     with stored(tmp_path / "off", without) as off, stored(tmp_path / "on", RECORDS) as on:
         found, expected = everything(off), everything(on)
+    assert found["learned"].pop("carried_out") != expected["learned"].pop("carried_out")
     for name in ("metrics", "lists", "learned", "evaluations", "health"):
         assert found[name] == expected[name]
     for less, more in zip(found["details"], expected["details"], strict=True):

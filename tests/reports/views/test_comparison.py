@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.evidence.claims import verdict_sentences
+from esper.evidence.claims import verdict_sentences, weigh
 from esper.evidence.files import EvidenceFile
 from esper.reports.views import comparison_view, evaluations
 from esper.telemetry.records import EvaluationRecord
@@ -46,6 +46,7 @@ def test_the_summary_is_shown_in_numbers_and_words(tmp_path: Path) -> None:
     for one, difference in zip(found["differences"], summary.differences, strict=True):
         assert one["ep_rew_words"] == difference_in_words(difference.ep_rew)
         assert one["score_words"] == difference_in_words(difference.score)
+        assert one["is_sure"] == difference.ep_rew.excludes_zero
     assert [one["score"] for one in found["differences"]] == [
         one["score"] for one in values["differences"]
     ]
@@ -71,6 +72,10 @@ def test_evaluations_are_found_in_the_folder_and_below(tmp_path: Path) -> None:
     assert files == ["evaluation.json", "evaluation/evaluation.json"]
     for one in found["evaluations"]:
         assert one["sentences"] == list(verdict_sentences(evidence))
+        (difference,) = one["differences"]
+        (finding,) = weigh(evidence)
+        assert difference["score"]["mean"] == finding.score.mean
+        assert (difference["against"], difference["is_sure"]) == ("wait", True)
         assert (one["task"], one["price"]) == (evidence.task, evidence.price)
         assert (one["runs"], one["n_hosts"]) == (list(evidence.runs), evidence.n_hosts)
     json.dumps(found, allow_nan=False)

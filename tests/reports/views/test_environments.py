@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from esper.errors import ConfigError
 from esper.lifecycle.stages import Stage
 from esper.reports.views import environments
 from esper.telemetry import open_run
-from esper.telemetry.records import EpisodeRecord, Record, StepRecord
+from esper.telemetry.records import EpisodeRecord, Record, SeedEventRecord, StepRecord
 from tests.reports.views.samples import N_EPOCHS, OPS, SLOTS, age, run_record, stored, write
 from tests.reports.views.simulation import Simulation, simulate
 
 
-def brute_force(records: list[Record]) -> list[dict[str, Any]]:
+def brute_force(records: list[Record], which: str = "last") -> list[dict[str, Any]]:
     """Return each environment's last episode, by scanning all rows."""
     steps = [one for one in records if isinstance(one, StepRecord)]
-    ended = {(one.env, one.episode) for one in records if isinstance(one, EpisodeRecord)}
+    ended = {(one.env, one.episode): one for one in records if isinstance(one, EpisodeRecord)}
+    kept = Counter(
+        (one.env, one.episode)
+        for one in records
+        if isinstance(one, SeedEventRecord) and one.to_stage == "fossilized"
+    )
+    shown = [one for one in steps if which == "last" or (one.env, one.episode) in ended]
     found: list[dict[str, Any]] = []
-    for env in sorted({one.env for one in steps}):
-        episode = max(one.episode for one in steps if one.env == env)
+    for env in sorted({one.env for one in shown}):
+        episode = max(one.episode for one in shown if one.env == env)
         own = [one for one in steps if (one.env, one.episode) == (env, episode)]
-        slots = json.loads(own[-1].slots)
+        slots, result = json.loads(own[-1].slots), ended.get((env, episode))
         found.append(
             {
                 "env": env,
                 "episode": episode,
-                "is_over": (env, episode) in ended,
+                "is_over": result is not None,
                 "epoch": own[-1].epoch,
                 "score": own[-1].score,
                 "scores": [one.score for one in own],
@@ -39,10 +47,24 @@ def brute_force(records: list[Record]) -> list[dict[str, Any]]:
                 "op": OPS[own[-1].op_done],
                 "ep_rew": pytest.approx(sum(one.reward for one in own)),
                 "seed_parameters": sum(slot[4] for slot in slots),
-                "n_episodes": sum(of == env for of, _ in ended),
+                "n_kept": (
+                    sum(sum(slot[5:6]) + (slot[0] == Stage.FOSSILIZED) for slot in slots)
+                    if result is None
+                    else kept[env, episode]
+                ),
+                "final_score": None if result is None else result.final_score,
+                "gain": None if result is None else gain_of(result),
+                "n_episodes": (
+                    sum(of == env for of, _ in ended) if which == "last" else episode + 1
+                ),
             }
         )
     return found
+
+
+def gain_of(result: EpisodeRecord) -> float | None:
+    scores = result.final_score, result.alone_final_score
+    return None if None in scores else result.final_score - result.alone_final_score
 
 
 def test_environments_show_their_last_step_wherever_the_records_end(tmp_path: Path) -> None:
@@ -61,11 +83,33 @@ def test_environments_show_their_last_step_wherever_the_records_end(tmp_path: Pa
     assert is_over == {True, False}
 
 
-def test_a_run_without_steps_has_no_environments(tmp_path: Path) -> None:
+def test_finished_hosts_are_those_whose_episodes_have_ended(tmp_path: Path) -> None:
+    records = simulate(n_rounds=5, seed=4, n_envs=4)
+    with stored(tmp_path, records) as telemetry:
+        finished = environments(telemetry, "finished")["envs"]
+        last = environments(telemetry)["envs"]
+    assert finished == brute_force(records, "finished")
+    assert all(one["is_over"] for one in finished)
+    assert not all(one["is_over"] for one in last)
+
+
+def test_an_unknown_selection_of_hosts_is_rejected(tmp_path: Path) -> None:
+    with stored(tmp_path, []) as telemetry, pytest.raises(ConfigError, match="which"):
+        environments(telemetry, "first")  # type: ignore[arg-type]
+
+
+def test_a_run_without_steps_shows_the_results_of_its_last_episodes(tmp_path: Path) -> None:
     records = simulate(n_rounds=3, seed=1, record_steps=False)
+    last = {one.env: one for one in records if isinstance(one, EpisodeRecord)}
     with stored(tmp_path / "off", records) as telemetry:
         found = environments(telemetry)
-    assert (found["has_steps"], found["envs"], found["slots"]) == (False, [], SLOTS)
+    assert (found["has_steps"], found["slots"]) == (False, SLOTS)
+    assert [one["env"] for one in found["envs"]] == sorted(last)
+    for one in found["envs"]:
+        result = last[one["env"]]
+        assert (one["episode"], one["epoch"]) == (result.episode, result.n_epochs)
+        assert (one["score"], one["ep_rew"]) == (result.final_score, pytest.approx(result.ep_rew))
+        assert (one["stages"], one["scores"], one["op"]) == ([], [], None)
     with stored(tmp_path / "empty", []) as telemetry:
         found = environments(telemetry)
     assert found == {"slots": [], "n_epochs_max": None, "has_steps": False, "envs": []}

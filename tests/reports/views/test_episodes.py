@@ -34,7 +34,7 @@ def brute_force(order: str, **bounds: int | None) -> list[tuple[int, int]]:
     if kept and order != "recent":
         middle = statistics.median(one.ep_rew for one in kept)
         signs = {
-            "best": lambda one: -one.ep_rew,
+            "best": lambda one: (one.seed_parameters <= 0, -one.ep_rew),
             "worst": lambda one: one.ep_rew,
             "typical": lambda one: abs(one.ep_rew - middle),
         }
@@ -64,10 +64,11 @@ def test_the_best_of_paired_episodes_kept_a_seed_and_gained_most(tmp_path: Path)
         for one in ended
     }
 
-    def place(one: EpisodeRecord) -> tuple[bool, float, float]:
+    def place(one: EpisodeRecord) -> tuple[bool, float, bool, float]:
         gain = gains[one.env, one.episode]
         is_grown = gain is not None and one.seed_parameters > 0
-        return not is_grown, -(gain or 0.0) if is_grown else 0.0, -one.ep_rew
+        by_gain = -(gain or 0.0) if is_grown else 0.0
+        return not is_grown, by_gain, one.seed_parameters <= 0, -one.ep_rew
 
     assert 3 < sum(place(one)[0] for one in ended) < len(ended) - 3
     with stored(tmp_path, records) as telemetry:

@@ -13,7 +13,13 @@ import pytest
 
 from esper.errors import ConfigError
 from esper.reports.views import LearnedPart, learned
-from esper.telemetry.records import EpisodeRecord, SeedEventRecord, StepRecord
+from esper.telemetry.records import (
+    EpisodeRecord,
+    Record,
+    RoundRecord,
+    SeedEventRecord,
+    StepRecord,
+)
 from tests.reports.views.samples import FINISH, OPS, stored
 from tests.reports.views.simulation import Simulation, simulate
 
@@ -102,7 +108,8 @@ def test_shares_are_sorted_and_valid_json(tmp_path: Path) -> None:
 
 def test_a_run_without_rounds_has_no_parts(tmp_path: Path) -> None:
     with stored(tmp_path / "a", simulate(n_rounds=0)) as telemetry:
-        assert learned(telemetry) == {"parts": []}
+        found = learned(telemetry)
+        assert (found["summary"], found["parts"]) == (None, [])
         with pytest.raises(ConfigError, match="n_parts is 0"):
             learned(telemetry, 0)
 
@@ -126,3 +133,37 @@ def test_nan_scores_are_left_out_of_the_mean(tmp_path: Path) -> None:
         records[k] = replace(records[k], final_score=None)  # type: ignore[call-arg]
     with stored(tmp_path, records) as telemetry:
         assert learned(telemetry, 1)["parts"][0]["mean_score"] == 0.5
+
+
+def rounds_with(germinated: tuple[float, float]) -> list[Record]:
+    """Return records in which germination has one rate in the first half and one in the second."""
+    same = {f"op_{op}": 1.0 for op in OPS}
+    return [
+        replace(one, **(same | {"op_germinate": germinated[one.round > 10]}))
+        if isinstance(one, RoundRecord)
+        else one
+        for one in RECORDS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("germinated", "words"),
+    [
+        ((0.5, 6.0), "ops per episode changed: germinate 0.50 to 6.00."),
+        ((6.0, 0.5), "ops per episode changed: germinate 6.00 to 0.50."),
+        ((1.0, 1.05), "ops per episode are the same within noise."),
+    ],
+)
+def test_the_summary_names_only_changes_outside_noise(
+    tmp_path: Path, germinated: tuple[float, float], words: str
+) -> None:
+    with stored(tmp_path, rounds_with(germinated)) as telemetry:
+        summary = learned(telemetry, 2)["summary"]
+    assert summary is not None
+    assert summary.startswith("Since rounds 1 to 10, the controller's ")
+    assert words in summary
+
+
+def test_a_single_part_has_no_summary(tmp_path: Path) -> None:
+    with stored(tmp_path, RECORDS) as telemetry:
+        assert learned(telemetry, 1)["summary"] is None

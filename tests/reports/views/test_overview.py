@@ -90,6 +90,10 @@ def test_the_headline_has_the_last_round_and_the_best_evaluation(tmp_path: Path)
         "env_steps": rounds[-1].env_steps,
         "steps_per_second": rounds[-1].steps_per_second,
         "seconds": pytest.approx(sum(one.seconds for one in rounds)),
+        "refused_share": sum(one.n_refused for one in rounds) / rounds[-1].env_steps,
+        "illegal_share": sum(one.n_illegal for one in rounds) / rounds[-1].env_steps,
+        "is_final": False,
+        "last_return": [one.ep_rew_mean for one in rounds if one.ep_rew_mean is not None][-1],
         "best_return": best.ep_rew_mean,
         "fixed_return": 0.6,
         "accuracy_gain": best.score_mean - 0.5,
@@ -102,23 +106,36 @@ def test_the_headline_has_the_last_round_and_the_best_evaluation(tmp_path: Path)
     }
 
 
-def test_the_final_comparison_does_not_select_the_best(tmp_path: Path) -> None:
+def test_the_headline_of_a_done_run_is_its_final_comparison(tmp_path: Path) -> None:
     later = [
-        trial(9, "learned", purpose="final", is_best=True, score_mean=0.99),
-        trial(9, "wait", purpose="final", score_mean=0.01),
-        trial(9, "fixed", purpose="final", ep_rew_mean=0.02),
+        trial(9, "learned", purpose="final", score_mean=0.9, ep_rew_mean=0.8),
+        trial(9, "wait", purpose="final", score_mean=0.7),
+        trial(9, "fixed", purpose="final", ep_rew_mean=0.75),
     ]
     with stored(tmp_path / "a", RECORDS) as telemetry:
         before = headline(telemetry)
-    with stored(tmp_path / "b", [*RECORDS, *later]) as telemetry:
-        assert headline(telemetry) == before | {"position": before["position"] + 3}
+    with stored(tmp_path / "b", [*RECORDS, *later[:2]]) as telemetry:
+        assert headline(telemetry) == before | {"position": before["position"] + 2}
+    with stored(tmp_path / "c", [*RECORDS, *later]) as telemetry:
+        found = headline(telemetry)
+    assert found["is_final"]
+    assert (found["best_return"], found["fixed_return"]) == (0.8, 0.75)
+    assert (found["best_score"], found["static_score"]) == (0.9, 0.7)
+    assert found["accuracy_gain"] == pytest.approx(0.2)
 
 
 def test_unknown_values_are_none(tmp_path: Path) -> None:
     of_trials = ("best_return", "fixed_return", "accuracy_gain", "best_score", "static_score")
-    of_best = ("host_parameters", "seed_parameters", "flops")
+    of_best = (
+        "last_return",
+        "refused_share",
+        "illegal_share",
+        "host_parameters",
+        "seed_parameters",
+        "flops",
+    )
     unknown: dict[str, object] = dict.fromkeys((*of_trials, *of_best, "steps_per_second"))
-    none_yet = unknown | {"rounds_done": 0, "env_steps": 0, "seconds": 0.0}
+    none_yet = unknown | {"is_final": False, "rounds_done": 0, "env_steps": 0, "seconds": 0.0}
     with stored(tmp_path / "empty", []) as telemetry:
         found = headline(telemetry)
         assert found == none_yet | {"task": None, "task_options": {}, "rounds": None, "position": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from esper.telemetry import Metrics, open_run
 from esper.telemetry.records import RoundRecord
 from tests.reports.views.samples import age, stored, trial, write
 from tests.reports.views.simulation import simulate
+from tests.telemetry.samples import example
 
 RECORDS = simulate(n_rounds=9, seed=2)
 
@@ -36,7 +38,8 @@ def test_series_agree_with_telemetry_from_any_round_on(tmp_path: Path, version: 
         metrics = telemetry.metrics()
         for after in (-1, 0, 1, 4, 8, 9, 50):
             found = metric_series(telemetry, after)
-            assert found == {"rounds_done": 9, "series": later(metrics, after)}
+            assert found["rounds_done"] == 9
+            assert found["series"] == later(metrics, after)
     assert len(metrics) > 20
 
 
@@ -76,4 +79,37 @@ def test_non_finite_values_are_none(tmp_path: Path) -> None:
 
 def test_a_run_without_rounds_has_no_series(tmp_path: Path) -> None:
     with stored(tmp_path, []) as telemetry:
-        assert metric_series(telemetry, -1) == {"rounds_done": 0, "series": {}}
+        found = metric_series(telemetry, -1)
+    assert found == {"rounds_done": 0, "is_thinned": False, "series": {}}
+
+
+def test_series_end_with_a_round(tmp_path: Path) -> None:
+    with stored(tmp_path, RECORDS) as telemetry:
+        found = metric_series(telemetry, 2, until=5)["series"]
+    assert found["time/iterations"]["rounds"] == [3, 4, 5]
+
+
+def test_a_long_series_is_thinned_and_keeps_its_peaks(tmp_path: Path) -> None:
+    plain = example(RoundRecord)
+    rounds = [
+        replace(plain, round=n, ep_rew_mean=math.sin(n / 50), score_mean=None)
+        for n in range(1, 1001)
+    ]
+    rounds[333] = replace(rounds[333], ep_rew_mean=7.0)
+    rounds[777] = replace(rounds[777], ep_rew_mean=-7.0)
+    rounds[500] = replace(rounds[500], ep_rew_mean=float("nan"))
+    with stored(tmp_path, rounds) as telemetry:
+        found = metric_series(telemetry, most_points=100)
+        part = metric_series(telemetry, 300, until=340, most_points=100)
+        whole = metric_series(telemetry)
+    assert (found["is_thinned"], part["is_thinned"], whole["is_thinned"]) == (True, False, False)
+    thin = found["series"]["rollout/ep_rew_mean"]
+    assert 50 <= len(thin["rounds"]) == len(thin["values"]) <= 102
+    assert (thin["rounds"][0], thin["rounds"][-1]) == (1, 1000)
+    assert thin["rounds"] == sorted(set(thin["rounds"]))
+    points = dict(zip(thin["rounds"], thin["values"], strict=True))
+    assert (points[334], points[778]) == (7.0, -7.0)
+    every = whole["series"]["rollout/ep_rew_mean"]
+    known = dict(zip(every["rounds"], every["values"], strict=True))
+    assert points == pytest.approx({number: known[number] for number in points})
+    assert part["series"]["rollout/ep_rew_mean"]["rounds"] == list(range(301, 341))

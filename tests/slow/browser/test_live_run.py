@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from tests.slow.browser.conftest import Live, Serve, Visit
-from tests.slow.browser.processes import ask, read_link, rounds_done, training
+from tests.slow.browser.processes import SECONDS, ask, read_link, rounds_done, training
 from tests.slow.browser.visitor import BOXES, NOT_THERE, ROUND, WATCH, Visitor, shown
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,7 @@ def test_numbers_and_charts_update_without_reloading(live: Live, visit: Visit) -
     rows = ask(live.run_dir, "SELECT ep_rew_mean FROM rounds WHERE round = ?", int(found[2]))
     assert found[1] == shown(rows[0][0])
     assert visitor.page.evaluate("window.mark") == "the same page"
-    assert visitor.find("connection").inner_text() == "live"
+    assert visitor.find("connection").inner_text() == "connected"
 
 
 def test_updates_do_not_shift_the_layout(live: Live, visit: Visit) -> None:
@@ -129,25 +130,45 @@ def test_a_new_run_appears_and_finishes_without_reloading(
     assert row.locator("th").inner_text() == "short"
     best = ask(
         tmp_path / "short",
-        "SELECT MAX(ep_rew_mean) FROM evaluations WHERE arm = 'learned' AND purpose = 'tuning'",
+        "SELECT ep_rew_mean FROM evaluations WHERE arm = 'learned' AND purpose = 'final'",
     )
-    assert row.locator("[data-name='best return']").inner_text() == shown(best[0][0])
+    assert row.locator("[data-name='held-out return']").inner_text() == shown(best[0][0])
     row.get_by_role("link").click()
     # The comparison with other controllers comes with the run's end.
     visitor.page.get_by_role("heading", name="Comparison at the end").wait_for()
 
 
-def test_the_dashboard_of_a_training_run_ends_with_it(tmp_path: Path, visit: Visit) -> None:
+def test_the_dashboard_of_a_training_run_shows_it_from_start_to_end(
+    tmp_path: Path, visit: Visit
+) -> None:
     visitor = visit()
-    with training(tmp_path / "runs" / "own", "--dashboard", rounds=12) as process:
+    with training(tmp_path / "runs" / "own", "--dashboard", rounds=8) as process:
+        link, _ = read_link(process.stderr)
+        visitor.open(link)  # before the run exists; its page fills by itself
+        visitor.page.locator(".badge.running").wait_for()
+        wait_for_rounds(visitor, 2)
+        visitor.page.locator(".badge.done").wait_for()
+        visitor.find("verdict").wait_for()
+        assert visitor.page.evaluate(ROUND) == 8
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 0
+    visitor.wait_for_connection("disconnected")
+    assert visitor.page.locator(".badge.done").count() == 1
+    visitor.forgive(*NOT_THERE)
+
+
+def test_an_interrupted_training_run_is_shown_as_interrupted(tmp_path: Path, visit: Visit) -> None:
+    visitor = visit()
+    with training(tmp_path / "runs" / "own", "--dashboard", rounds=100_000) as process:
         link, _ = read_link(process.stderr)
         visitor.open(link)
-        visitor.page.get_by_role("link", name="own", exact=True).click()
-        visitor.page.locator(".badge.running").wait_for()
-        visitor.until(f"() => ({ROUND})() >= 1")
-        last = wait_for_rounds(visitor, 1)
-        process.communicate()
-        assert process.returncode == 0
+        visitor.until(f"() => ({ROUND})() >= 2")
+        process.send_signal(signal.SIGINT)
+        visitor.page.locator(".badge.interrupted").wait_for()
+        _, err = process.communicate()
+        assert process.returncode == 130
+        assert "interrupted and saved; resume with: " in err
     visitor.wait_for_connection("disconnected")
-    assert visitor.page.evaluate(ROUND) >= last
+    assert visitor.page.evaluate(ROUND) == rounds_done(tmp_path / "runs" / "own")
     visitor.forgive(*NOT_THERE)

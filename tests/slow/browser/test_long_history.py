@@ -180,6 +180,26 @@ def test_ten_thousand_rounds_are_as_fast_as_a_hundred(
         assert taken <= MOST_TIMES * least, f"{what}: {taken:.3f} s, not {least:.3f} s"
 
 
+def picture(visitor: Visitor) -> str:
+    settle(visitor)
+    canvas = visitor.find("chart-return").locator("canvas")
+    return canvas.evaluate("(canvas) => canvas.toDataURL()")
+
+
+def test_a_zoom_into_a_long_run_asks_for_every_round(served: Dashboard, visit: Visit) -> None:
+    visitor = visit()
+    open_run(visitor, served, "long")
+    whole = picture(visitor)
+    last = visitor.page.evaluate(ROUND)
+    with visitor.page.expect_response(lambda answer: "until=" in answer.url) as found:
+        visitor.page.get_by_role("button", name="last 100").click()
+    rounds = found.value.json()["series"]["rollout/ep_rew_mean"]["rounds"]
+    assert rounds == list(range(last - 100, last + 1))
+    assert picture(visitor) != whole
+    visitor.page.get_by_role("button", name="Reset zoom").click()
+    assert picture(visitor) == whole
+
+
 @pytest.mark.parametrize("size", ["desk", "phone"])
 def test_longer_numbers_do_not_shift_the_layout(
     served: Dashboard, visit: Visit, written: tuple[Path, dict[str, Writing]], size: str

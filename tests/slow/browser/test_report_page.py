@@ -96,9 +96,10 @@ def test_several_runs_are_overlaid_and_have_their_own_episodes(
     visitor = visit(scheme="file")
     open_report(visitor, report(runs, out=tmp_path / "report.html"))
     places = visitor.page.locator("[data-report]")
-    assert places.count() == 1 + 5 * 2
+    # Charts of all runs, five places in the part of each run, and the verdict of one.
+    assert places.count() == 1 + 5 * 2 + 1
     for number in range(places.count()):
-        assert places.nth(number).locator("canvas, svg").count() >= 1
+        assert places.nth(number).locator("canvas, svg, .interval-plot").count() >= 1
 
 
 def test_text_and_tables_need_no_javascript(visit: Visit, runs: list[Path], one: Path) -> None:

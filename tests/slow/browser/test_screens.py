@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,9 +144,9 @@ def test_the_overview_shows_the_recorded_numbers(
     visitor.open(served.link)
     visitor.go(f"#/run/{TRAINED}")
     visitor.page.locator("[data-test=chart-ops] canvas").wait_for()
-    best = "SELECT MAX(ep_rew_mean) FROM evaluations WHERE arm = 'learned' AND purpose = 'tuning'"
-    assert facts(visitor)["best held-out return"].strip() == shown(
-        ask(runs_dir / TRAINED, best)[0][0]
+    final = "SELECT ep_rew_mean FROM evaluations WHERE arm = 'learned' AND purpose = 'final'"
+    assert facts(visitor)["return, test split"].strip() == shown(
+        ask(runs_dir / TRAINED, final)[0][0]
     )
     chart = visitor.find("chart-return")
     chart.locator("summary").click()
@@ -203,6 +205,148 @@ def test_selected_runs_are_compared(served: Dashboard, visit: Visit) -> None:
     visitor.page.get_by_text("Choose two or more runs.").wait_for()
     visitor.page.go_back()
     visitor.find("run-row").first.wait_for()
+
+
+def test_runs_are_found_by_their_notes_and_sorted(
+    served: Dashboard, visit: Visit, runs_dir: Path
+) -> None:
+    (runs_dir / TRAINED / "notes.md").write_text("# Seed of the month\n\nand more\n")
+    visitor = visit()
+    visitor.open(served.link)
+    rows = visitor.find("run-row")
+    visitor.until(
+        "() => document.querySelector('.runs-notes')?.textContent === 'Seed of the month'"
+    )
+    visitor.page.get_by_role("button", name="run", exact=True).click()
+    names = [text.splitlines()[0] for text in rows.locator("th").all_inner_texts()]
+    assert names == sorted([TRAINED, LONG])
+    visitor.page.keyboard.press("/")
+    visitor.page.keyboard.type("MONTH done")
+    visitor.until("() => document.querySelectorAll('[data-test=run-row]').length === 1")
+    assert rows.locator("th a").inner_text() == TRAINED
+    gap = rows.locator("[data-name='vs fixed'] span")
+    summary = json.loads((runs_dir / TRAINED / "summary.json").read_text())
+    (fixed,) = [one for one in summary["differences"] if one["against"] == "fixed"]
+    assert gap.inner_text().lstrip("+") == shown(fixed["ep_rew"]["mean"])
+    # Four hosts are too few to tell anything, so the number has no colour.
+    assert gap.get_attribute("class") == ""
+    visitor.page.get_by_role("searchbox").fill("nothing like it")
+    visitor.page.get_by_text("No matching run.").wait_for()
+
+
+def test_a_chart_says_the_round_and_can_be_enlarged_and_saved(
+    served: Dashboard, visit: Visit, runs_dir: Path
+) -> None:
+    visitor = visit(accept_downloads=True)
+    visitor.open(served.link)
+    visitor.go(f"#/run/{LONG}")
+    chart = visitor.find("chart-return")
+    chart.locator("canvas").wait_for()
+    box = chart.locator(".u-over").bounding_box()
+    assert box is not None
+    visitor.page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 20)
+    tip = chart.locator(".chart-tip.shown strong")
+    tip.wait_for()
+    assert re.fullmatch(r"round \d+", tip.inner_text())
+    chart.get_by_role("button", name="enlarge").click()
+    large = visitor.find("chart-return-large")
+    large.locator("canvas").wait_for()
+    with visitor.page.expect_download() as saved:
+        large.get_by_role("button", name="PNG").click()
+    assert saved.value.path().read_bytes().startswith(b"\x89PNG")
+    with visitor.page.expect_download() as saved:
+        large.get_by_role("button", name="CSV").click()
+    header, *lines = saved.value.path().read_text().splitlines()
+    assert header == "round,training,held-out,fixed schedule"
+    stored = ask(runs_dir / LONG, "SELECT round, ep_rew_mean FROM rounds ORDER BY round")
+    values = {int(line.split(",")[0]): line.split(",")[1] for line in lines}
+    for number_, mean in stored:
+        assert values[number_] == "" if mean is None else float(values[number_]) == mean
+    visitor.page.keyboard.press("Escape")
+    large.wait_for(state="detached")
+
+
+def test_smoothing_draws_means_and_keeps_the_numbers(
+    served: Dashboard, visit: Visit, runs_dir: Path
+) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{LONG}")
+    chart = visitor.find("chart-explained-variance")
+    chart.locator("canvas").wait_for()
+    visitor.page.get_by_label("smoothing").select_option("5")
+    rows = ask(runs_dir / LONG, "SELECT explained_variance FROM updates ORDER BY round")
+    known = [one[0] for one in rows if one[0] is not None]
+    mean = shown(sum(known[-5:]) / 5)
+    visitor.until(
+        "(mean) => document.querySelector('[data-test=chart-explained-variance] .legend-value')"
+        ".textContent === mean",
+        mean,
+    )
+    chart.locator("summary").click()
+    assert chart.locator("tbody td").first.inner_text() in ("", shown(known[-1]))
+
+
+def test_a_question_mark_shows_the_keys(served: Dashboard, visit: Visit) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.find("run-row").first.wait_for()
+    visitor.page.keyboard.press("?")
+    help_ = visitor.page.get_by_role("dialog", name="Keyboard shortcuts")
+    help_.get_by_text("play or pause").wait_for()
+    visitor.page.keyboard.press("Escape")
+    help_.wait_for(state="detached")
+
+
+def test_hosts_are_sorted_and_those_that_finished_come_first_after_a_run(
+    served: Dashboard, visit: Visit, runs_dir: Path
+) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{TRAINED}/environments")
+    visitor.find("env-2").wait_for()
+    last = "SELECT MAX(seq) FROM episodes GROUP BY env"
+    query = f"SELECT env, final_score FROM episodes WHERE seq IN ({last})"
+    scores = dict(tuple(row) for row in ask(runs_dir / TRAINED, query))
+    visitor.page.get_by_label("sort by").select_option("best")
+    order = sorted(scores, key=lambda env: (-scores[env], env))
+    visitor.until(
+        "(first) => document.querySelector('.host').dataset.test === first", f"env-{order[0]}"
+    )
+    cards = visitor.page.locator(".host")
+    assert cards.evaluate_all("(all) => all.map((one) => one.dataset.test)") == [
+        f"env-{env}" for env in order
+    ]
+    assert cards.evaluate_all("(all) => all.filter((one) => one.tabIndex === 0).length") == 1
+    assert "finished after epoch" in (cards.first.get_attribute("aria-label") or "")
+    visitor.page.get_by_role("button", name="at the end").click()
+    visitor.page.get_by_text("when the run ended").first.wait_for()
+
+
+def test_health_and_settings_begin_with_a_conclusion(served: Dashboard, visit: Visit) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/run/{LONG}/health")
+    visitor.find("conclusion").get_by_text("to look at.").wait_for()
+    visitor.go(f"#/run/{TRAINED}/settings")
+    words = visitor.find("preset")
+    words.get_by_text("spirals").wait_for()
+    assert "rounds" in words.inner_text()
+    visitor.page.get_by_label("only what differs").check()
+    visitor.page.locator("table.settings tbody tr:not(.differs)").first.wait_for(state="detached")
+    rows = visitor.page.locator("table.settings tbody tr")
+    displayed = dict(text.split("\t")[:2] for text in rows.all_inner_texts())
+    assert displayed["rounds"] == "3"
+
+
+def test_runs_of_different_settings_are_not_ranked(served: Dashboard, visit: Visit) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go(f"#/compare?runs={TRAINED},{LONG}")
+    verdict = visitor.find("compare-verdict")
+    verdict.wait_for()
+    assert "different" in verdict.inner_text()
+    assert visitor.page.locator("table.headlines .best").count() == 0
 
 
 @pytest.mark.parametrize("address", ["#/run/nowhere", "#/elsewhere", f"#/run/{quote('../x', '')}"])

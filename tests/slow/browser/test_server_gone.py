@@ -36,7 +36,7 @@ def test_a_page_shows_a_killed_server_and_recovers_with_the_next_link(
         visitor.go("#/run/live")
         visitor.until(f"() => ({ROUND})() >= 1")
         visitor.page.evaluate("() => { window.mark = 'the same page'; }")
-        assert visitor.find("connection").inner_text() == "live"
+        assert visitor.find("connection").inner_text() == "connected"
         kill_in_mid_question(visitor, served)
         visitor.wait_for_connection("disconnected")
         # It is said once, whatever was being asked for, and what was shown is still there.
@@ -59,9 +59,9 @@ def test_a_page_shows_a_killed_server_and_recovers_with_the_next_link(
     other.goto(again.link)
     other.locator("[data-test=run-row]").first.wait_for()
     visitor.page.bring_to_front()
-    visitor.wait_for_connection("live")
+    visitor.wait_for_connection("connected")
     visitor.until("() => document.querySelector('[role=alert]') === null")
-    visitor.page.get_by_role("heading", name="Germination").wait_for()
+    visitor.page.get_by_role("heading", name="When seeds are germinated").wait_for()
     visitor.page.get_by_role("link", name="Overview").click()
     visitor.until(f"(last) => ({ROUND})() > last", last)
     assert visitor.page.evaluate("window.mark") == "the same page"

@@ -77,8 +77,8 @@ def test_reloading_and_bookmarks_keep_the_session(
     assert visitor.page.url == served.place  # the key is not left in the address
     visitor.page.reload()
     visitor.find("run-row").first.wait_for()
-    visitor.wait_for_connection("live")
+    visitor.wait_for_connection("connected")
     tab = visitor.context.new_page()
     tab.goto(f"{served.place}#/run/one/learned")
-    tab.get_by_role("heading", name="Germination").wait_for()
+    tab.get_by_role("heading", name="When seeds are germinated").wait_for()
     assert tab.url == f"{served.place}#/run/one/learned"

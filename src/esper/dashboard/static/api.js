@@ -12,9 +12,9 @@ export class ApiError extends Error {
 const STORED = "esper-key";
 let ownKey = "";
 
-/** Takes the key that signing in left in the address. Only pages of this origin can read it again. */
+/** Takes the key that signing in left in the address, and the run to open. Only pages of this origin can read it again. */
 export function takeKey() {
-  const found = /^#key=([\w-]+)$/.exec(window.location.hash);
+  const found = /^#key=([\w-]+)(?:&run=([^&]+))?$/.exec(window.location.hash);
   if (!found) return;
   ownKey = found[1];
   try {
@@ -22,7 +22,7 @@ export function takeKey() {
   } catch {
     // Without storage the key lasts until the page is closed.
   }
-  window.history.replaceState(null, "", window.location.pathname);
+  window.history.replaceState(null, "", window.location.pathname + (found[2] ? `#/run/${found[2]}` : ""));
 }
 
 /** Gives the key of the latest sign-in, of this page or another. */

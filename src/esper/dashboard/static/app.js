@@ -2,6 +2,8 @@
 
 import { html, useEffect, useRef } from "./html.js";
 import { ConnectionBanner, ConnectionState, Mark, ThemeButton } from "./components/bar.js";
+import { Help } from "./components/help.js";
+import { useLiveRun } from "./live.js";
 import { address, decode, useAddress } from "./router.js";
 import { CompareScreen } from "./views/compare.js";
 import { EnvironmentsScreen } from "./views/environments.js";
@@ -24,6 +26,12 @@ const TABS = {
   settings: ["Settings", SettingsScreen],
 };
 
+/** Tabs that a run without hosts does not have. */
+const OF_GROWTH = ["growth", "environments", "learned"];
+
+/** Tabs that a record of one training does not have, in which no policy learns. */
+const OF_LEARNING = ["environments", "learned"];
+
 /** The whole page. */
 export function App() {
   const { parts, options } = useAddress();
@@ -43,7 +51,7 @@ export function App() {
     <header class="bar">
       <a class="bar-home" href="#/"><${Mark} />Esper</a>
       ${run && html`<span class="bar-run" title=${run}>${run}</span><${Tabs} run=${run} current=${parts[2] ?? ""} />`}
-      <div class="bar-rest"><${ConnectionState} /><${ThemeButton} /></div>
+      <div class="bar-rest"><${ConnectionState} /><${Help} /><${ThemeButton} /></div>
     </header>
     <${ConnectionBanner} />
     <${StagePatterns} />
@@ -51,8 +59,17 @@ export function App() {
 }
 
 function Tabs({ run, current }) {
-  return html`<nav class="tabs" aria-label="Screens of this run">
-    ${Object.entries(TABS).map(([name, [label]]) => html`<a class="tab" key=${name}
+  const nav = useRef(null);
+  useEffect(() => {
+    // A narrow window does not have room for all tabs.
+    const [box, tab] = [nav.current, nav.current.querySelector("[aria-current]")];
+    if (tab) box.scrollLeft = tab.offsetLeft - box.offsetLeft - (box.clientWidth - tab.offsetWidth) / 2;
+  }, [current]);
+  const { learns = true, grows = true } = useLiveRun(run) ?? {};
+  const hidden = [...(grows ? [] : OF_GROWTH), ...(learns ? [] : OF_LEARNING)];
+  const shown = Object.entries(TABS).filter(([name]) => !hidden.includes(name));
+  return html`<nav class="tabs" aria-label="Screens of this run" ref=${nav}>
+    ${shown.map(([name, [label]]) => html`<a class="tab" key=${name}
       href=${address(name ? ["run", run, name] : ["run", run])}
       aria-current=${name === current ? "page" : null}>${label}</a>`)}
   </nav>`;

@@ -16,16 +16,20 @@ export class AlignedData {
     this.rows = new Map();
     this.columns = Array.from({ length: this.width }, () => []);
     this.taken = new Array(this.width).fill(0);
+    this.sources = new Array(this.width).fill(null);
   }
 
   /** Takes what the series have gained; a series is { rounds, values } or { constant }. */
   update(series) {
     const isShorter = series.some(({ rounds }, k) => rounds && rounds.length < this.taken[k]);
-    if (isShorter || !this.appendRounds(series)) {
+    // Other arrays may differ anywhere, not only at their ends.
+    const isOther = series.some(({ rounds }, k) => this.taken[k] > 0 && rounds && rounds !== this.sources[k]);
+    if (isShorter || isOther || !this.appendRounds(series)) {
       this.clear();
       this.appendRounds(series);
     }
     series.forEach((one, k) => this.fill(one, k));
+    this.sources = series.map(({ rounds }) => rounds ?? null);
   }
 
   /** Gives what a chart draws: rounds first, then a column for each series. */
@@ -78,6 +82,27 @@ export function stacked(columns, hidden) {
     sums[k] = columns[k].map((value, i) => (hidden.has(k) ? 0 : (value ?? 0)) + (after ? after[i] : 0));
   }
   return sums;
+}
+
+/**
+ * Gives the mean of each known value and those of the rounds before it, as many as are in a span of rounds.
+ *
+ * Unknown values stay so. Long runs have gaps between their rounds, which a span goes across.
+ */
+export function trailingMean(rounds, values, span) {
+  let [first, sum, known] = [0, 0, 0];
+  const isKnown = (value) => value !== null && value !== undefined;
+  return values.map((value, i) => {
+    if (!isKnown(value)) return null;
+    sum += value;
+    known += 1;
+    for (; rounds[first] <= rounds[i] - span; first += 1) {
+      if (!isKnown(values[first])) continue;
+      sum -= values[first];
+      known -= 1;
+    }
+    return sum / known;
+  });
 }
 
 /** Says in a sentence what a series does, for those who do not see the chart. */

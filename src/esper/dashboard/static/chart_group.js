@@ -10,6 +10,7 @@ export class ChartGroup {
     made += 1;
     this.key = `charts-${made}`;
     this.range = null;
+    this.smoothing = 1;
     this.charts = new Set();
     this.listeners = new Set();
   }
@@ -26,6 +27,12 @@ export class ChartGroup {
     this.charts.forEach((chart) => chart.showRange());
     this.listeners.forEach((tell) => tell());
   }
+
+  /** Draws lines as means of so many rounds; 1 draws every round as it was. */
+  smooth(rounds) {
+    this.smoothing = rounds;
+    this.listeners.forEach((tell) => tell());
+  }
 }
 
 /** Gives a group that lives as long as the component. */
@@ -35,11 +42,21 @@ export function useChartGroup() {
 
 /** Gives the range of a group, and renders anew when it changes. */
 export function useRange(group) {
-  const [range, setRange] = useState(group.range);
+  return useGroup(group, () => group.range);
+}
+
+/** Gives the number of rounds that lines are means of, and renders anew when it changes. */
+export function useSmoothing(group) {
+  return useGroup(group, () => group.smoothing);
+}
+
+function useGroup(group, read) {
+  const [value, setValue] = useState(read);
   useEffect(() => {
-    const tell = () => setRange(group.range);
+    const tell = () => setValue(read());
     group.listeners.add(tell);
+    tell();
     return () => group.listeners.delete(tell);
   }, [group]);
-  return range;
+  return value;
 }

@@ -2,6 +2,7 @@
 
 import uPlot from "./vendor/uplot.js";
 import { isNumber, tick } from "./format.js";
+import { endLabelRoom, drawEndLabels } from "./chart_labels.js";
 import { seriesColour, seriesDash } from "./colours.js";
 import { shownTheme } from "./theme.js";
 
@@ -11,12 +12,18 @@ const MOST_POINTS = 150;
 
 /** Draws series over rounds into an element. */
 export class Plot {
-  /** Settings: series [{ label, isPoints, scale, colour, dash }], group, height, fromZero, leastTop, isStacked, onCursor. */
+  /**
+   * Settings: series [{ label, isPoints, scale, colour, dash }], group, height, xTitle, unit, secondUnit, fromZero,
+   * leastTop, isStacked, onCursor. Each series is drawn from a column; as many further columns are drawn faintly
+   * behind them while showRaw is on.
+   */
   constructor(element, settings) {
     this.element = element;
     this.settings = settings;
     this.group = settings.group;
-    this.plot = new uPlot(this.options(), [[], ...settings.series.map(() => [])], element);
+    this.plot = new uPlot(this.options(), Array.from({ length: 2 * settings.series.length + 1 }, () => []), element);
+    this.hidden = new Set();
+    this.hasRaw = false;
     this.leave = this.group.add(this);
     this.waiting = null;
     this.isSeen = true;
@@ -48,7 +55,25 @@ export class Plot {
 
   /** Shows or hides a series. */
   show(index, isShown) {
+    if (isShown) this.hidden.delete(index);
+    else this.hidden.add(index);
     this.plot.setSeries(index + 1, { show: isShown });
+    this.showRaw(this.hasRaw);
+  }
+
+  /** Draws the raw values faintly behind smoothed ones, or not. */
+  showRaw(hasRaw) {
+    this.hasRaw = hasRaw;
+    const n = this.settings.series.length;
+    for (let k = 0; k < n; k += 1) {
+      const show = hasRaw && !this.hidden.has(k);
+      if (this.plot.series[n + k + 1].show !== show) this.plot.setSeries(n + k + 1, { show });
+    }
+  }
+
+  /** Gives the drawing as it is, for a file. */
+  get canvas() {
+    return this.plot.ctx.canvas;
   }
 
   /** Gives the row that the cursor is at, or null. */
@@ -90,7 +115,7 @@ export class Plot {
     return {
       width: Math.max(120, Math.floor(this.element.clientWidth)),
       height: settings.height,
-      padding: [8, hasSecond ? 0 : 12, 0, 0],
+      padding: [8, (plot) => (hasSecond ? 0 : endLabelRoom(plot, settings)), 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
@@ -105,9 +130,14 @@ export class Plot {
         second: { range: (plot, min, max) => padded(min, max, {}) },
       },
       axes: axes(settings, hasSecond),
-      series: [{ label: "round" }, ...settings.series.map((one, k) => seriesOptions(one, k, settings))],
+      series: [
+        { label: settings.xTitle },
+        ...settings.series.map((one, k) => seriesOptions(one, k, settings)),
+        ...settings.series.map((one, k) => rawOptions(one, k)),
+      ],
       hooks: {
-        setCursor: [(plot) => settings.onCursor(plot.cursor.idx)],
+        draw: [(plot) => !hasSecond && drawEndLabels(plot, settings)],
+        setCursor: [(plot) => settings.onCursor(plot.cursor.idx, plot.cursor.left)],
         setScale: [(plot, key) => key === "x" && this.tellZoom(plot)],
       },
     };
@@ -132,8 +162,19 @@ function padded(min, most, { fromZero = false, leastTop = -Infinity }) {
   return [low === 0 && fromZero ? 0 : low - PADDING * span, max + PADDING * span];
 }
 
+/** Gives the colour in which a series is drawn now. */
+function colourOf(one, index) {
+  return one.colour?.(shownTheme()) ?? seriesColour(index, shownTheme());
+}
+
+/** The raw values behind a smoothed line. */
+function rawOptions(one, index) {
+  const stroke = () => `${colourOf(one, index)}59`;
+  return { label: one.label, scale: one.scale ?? "y", stroke, width: 1, show: false, spanGaps: true, points: { show: false } };
+}
+
 function seriesOptions(one, index, settings) {
-  const colour = () => one.colour?.(shownTheme()) ?? seriesColour(index, shownTheme());
+  const colour = () => colourOf(one, index);
   return {
     label: one.label,
     scale: one.scale ?? "y",
@@ -171,12 +212,15 @@ function token(name) {
 
 function axes(settings, hasSecond) {
   const font = "12px system-ui, sans-serif";
-  const common = { font, stroke: token("--muted"), grid: { stroke: token("--line"), width: 1 }, ticks: { show: false } };
-  const side = { ...common, size: 52, gap: 4, values: (plot, values) => values.map(settings.axisFormat ?? tick) };
+  const common = {
+    font, labelFont: font, labelSize: 17, labelGap: 0,
+    stroke: token("--muted"), grid: { stroke: token("--line"), width: 1 }, ticks: { show: false },
+  };
+  const side = { ...common, size: 46, gap: 4, values: (plot, values) => values.map(settings.axisFormat ?? tick) };
   const all = [
-    { ...common, size: 26, gap: 2, incrs: STEPS, space: 56 },
-    { ...side, scale: "y" },
+    { ...common, size: 24, gap: 4, incrs: STEPS, space: 56, label: settings.xTitle },
+    { ...side, scale: "y", label: settings.unit },
   ];
-  if (hasSecond) all.push({ ...side, scale: "second", side: 1, grid: { show: false } });
+  if (hasSecond) all.push({ ...side, scale: "second", side: 1, size: 54, grid: { show: false }, label: settings.secondUnit });
   return all;
 }

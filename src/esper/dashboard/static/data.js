@@ -21,6 +21,28 @@ export function useMetrics(id, mark) {
   return { table, version: data ?? 0, error };
 }
 
+/** Asks for all points of the rounds that charts are zoomed to, if a long run's table lacks some; gives its version. */
+export function useDetail(table, range) {
+  const key = range && table.isThinned ? `${table.id} ${range[0]} ${range[1]}` : null;
+  const [version, setVersion] = useState(0);
+  useEffect(() => {
+    const control = new AbortController();
+    const show = (answer) => {
+      if (table.showDetail(range?.[0], range?.[1], answer)) setVersion(table.version);
+    };
+    if (key === null) {
+      show(null);
+      return undefined;
+    }
+    const [first, last] = range;
+    get(withQuery(runPath(table.id, "metrics"), { after: first - 1, until: last }), control.signal)
+      .then(show)
+      .catch(() => {}); // what is drawn stays; a lost connection is said elsewhere
+    return () => control.abort();
+  }, [table, key]);
+  return version;
+}
+
 /** Gives { data, error } of several runs, in the order they are named. */
 export function useManyRuns(ids, mark) {
   return useAsked(ids.join("\n"), mark, (signal) => Promise.all(ids.map((id) => get(runPath(id), signal))));

@@ -24,6 +24,17 @@ export function tone(value) {
   return value > 0 ? "good" : value < 0 ? "bad" : "";
 }
 
+/** Gives the class of a gap with its interval: colour only outside noise. */
+export function clearTone(gap) {
+  return gap?.is_sure ? tone(gap.mean) : "";
+}
+
+/** Gives the interval of a gap in words, for those who ask. */
+export function gapWords({ low, high, n, is_sure: isSure }) {
+  const noise = isSure ? "" : "; zero is within noise";
+  return `95% interval ${signed(low)} to ${signed(high)}, ${many(n, "held-out host")}${noise}`;
+}
+
 /** Gives a number in about three digits, whatever its size. */
 export function compact(value) {
   if (!isNumber(value)) return UNKNOWN;
@@ -64,11 +75,12 @@ export function percent(value, digits = 0) {
   return isNumber(value) ? `${unsignedZero((100 * value).toFixed(digits)).replace("-", "−")} %` : UNKNOWN;
 }
 
-/** Gives a probability in percent; one that is small but not zero says so. */
+/** Gives a probability in percent; one that is almost zero or almost one says so. */
 export function probability(value) {
   if (!isNumber(value)) return UNKNOWN;
   if (value > 0 && value < 0.0005) return "< 0.1 %";
-  return percent(value, value < 0.0995 || value > 0.9995 ? 1 : 0);
+  if (value < 1 && value > 0.9995) return "> 99.9 %";
+  return percent(value, value < 0.0995 ? 1 : 0);
 }
 
 /** Gives a number of bytes. */

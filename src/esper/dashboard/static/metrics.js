@@ -3,7 +3,9 @@
 /** Rounds that are asked for again: a trial of a round may be told after the round itself. */
 const OVERLAP = 3;
 
-/** Every metric of a run as rounds and values; arrays grow in place. */
+const NOTHING = Object.freeze({ rounds: Object.freeze([]), values: Object.freeze([]) });
+
+/** Every metric of a run as rounds and values; arrays grow in place. The server thins those of long runs. */
 export class MetricTable {
   constructor(id) {
     this.id = id;
@@ -14,7 +16,10 @@ export class MetricTable {
   /** Forgets everything. */
   clear() {
     this.roundsDone = null;
+    this.isThinned = false;
     this.series = {};
+    this.detail = null;
+    this.joined = {};
     this.version += 1;
   }
 
@@ -35,12 +40,26 @@ export class MetricTable {
       mergeInto(kept, rounds, values);
     }
     this.roundsDone = answer.rounds_done;
+    this.isThinned ||= answer.is_thinned;
+    this.joined = {};
     this.version += 1;
+  }
+
+  /** Shows all points from first to last that an answer has; null takes them away again. Tells whether that changed it. */
+  showDetail(first, last, answer) {
+    if (this.detail === null && answer === null) return false;
+    this.detail = answer && { first, last, series: answer.series };
+    this.joined = {};
+    this.version += 1;
+    return true;
   }
 
   /** Gives a metric, empty if there is none of that name. */
   get(name) {
-    return this.series[name] ?? { rounds: [], values: [] };
+    const known = this.series[name] ?? NOTHING;
+    const more = this.detail?.series[name];
+    if (!more) return known;
+    return (this.joined[name] ??= withDetail(known, more, this.detail));
   }
 
   /** Gives the last part of the names that begin so: heads, ops. */
@@ -56,6 +75,16 @@ export function metricTable(answer, id = "") {
   const table = new MetricTable(id);
   table.take(answer);
   return table;
+}
+
+/** Joins what is known outside a range with all that there is inside it, in new arrays. */
+function withDetail(known, more, { first, last }) {
+  const start = known.rounds.findIndex((round) => round >= first);
+  const before = start < 0 ? known.rounds.length : start;
+  const end = known.rounds.findIndex((round) => round > last);
+  const after = end < 0 ? known.rounds.length : end;
+  const join = (all, part) => [...all.slice(0, before), ...part, ...all.slice(after)];
+  return { rounds: join(known.rounds, more.rounds), values: join(known.values, more.values) };
 }
 
 function mergeInto(kept, rounds, values) {

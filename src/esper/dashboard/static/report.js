@@ -7,10 +7,11 @@ import { Episode } from "./components/episode.js";
 import { HealthCharts } from "./components/health.js";
 import { Learned } from "./components/learned.js";
 import { StagePatterns } from "./components/stages.js";
+import { ArmDifferences, Differences } from "./components/verdict.js";
 import { metricTable } from "./metrics.js";
 import { startTheme } from "./theme.js";
 import { CompareCharts } from "./views/compare_charts.js";
-import { RunCharts } from "./views/run_charts.js";
+import { RunCharts, stepsPerRound } from "./views/run_charts.js";
 
 /** What can be drawn, by the name that an element asks for; each gives nothing where there is nothing. */
 const DRAWINGS = {
@@ -20,6 +21,8 @@ const DRAWINGS = {
     return one && html`<${Episode} detail=${one.detail} overview=${run.overview} title=${one.title} />`;
   },
   learned: (runs, run) => run?.learned?.parts.length > 0 && html`<${Learned} learned=${run.learned} />`,
+  differences: (runs, run) =>
+    run?.comparison?.differences.length > 0 && html`<${Differences} differences=${run.comparison.differences} />`,
   health: (runs, run) => run?.health && html`<${Health} health=${run.health} />`,
 };
 
@@ -27,7 +30,7 @@ function Charts({ run }) {
   const group = useChartGroup();
   const table = metricTable(run.metrics);
   return html`<${Zoom} group=${group} last=${table.roundsDone} />
-    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} learns=${run.overview.learns ?? true} />`;
+    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} steps=${stepsPerRound(run.overview)} grows=${run.overview.grows ?? true} learns=${run.overview.learns ?? true} />`;
 }
 
 function AllCharts({ runs }) {
@@ -47,10 +50,14 @@ function Zoom({ group, last }) {
   return html`<div class="report-zoom"><${ZoomBar} group=${group} last=${last} /></div>`;
 }
 
+function drawingOf({ report, run, episode, evaluation }, { runs, evaluations }) {
+  if (report === "arms") return html`<${ArmDifferences} differences=${evaluations[Number(evaluation)].differences} />`;
+  return DRAWINGS[report]?.(runs, run === undefined ? null : runs[Number(run)], Number(episode));
+}
+
 /** Fills one place; what stands there stays if it cannot be drawn. */
-function draw(place, runs) {
-  const { report, run, episode } = place.dataset;
-  const element = DRAWINGS[report]?.(runs, run === undefined ? null : runs[Number(run)], Number(episode));
+function draw(place, values) {
+  const element = drawingOf(place.dataset, values);
   if (!element) return;
   const instead = [...place.childNodes];
   place.replaceChildren();
@@ -77,13 +84,13 @@ function printLight() {
 
 /** Draws everything there is to draw. */
 function start() {
-  const { runs } = JSON.parse(document.getElementById("report-data").textContent);
+  const values = JSON.parse(document.getElementById("report-data").textContent);
   startTheme();
   printLight();
   const patterns = document.createElement("div");
   document.body.append(patterns);
   render(html`<${StagePatterns} />`, patterns);
-  document.querySelectorAll("[data-report]").forEach((place) => draw(place, runs));
+  document.querySelectorAll("[data-report]").forEach((place) => draw(place, values));
 }
 
 start();

@@ -15,7 +15,7 @@ export const STAGES = {
 
 const ARMS = {
   learned: "the learned controller",
-  wait: "no growth",
+  wait: "hosts left alone",
   random: "random growth",
   fixed: "the fixed schedule",
   heuristic: "the heuristic",

@@ -7,7 +7,7 @@ from typing import Literal
 
 from esper.evidence.text import Table
 
-Drawing = Literal["charts", "episode", "learned", "health"]
+Drawing = Literal["differences", "arms", "charts", "episode", "learned", "health"]
 """What the HTML page draws from the report's data."""
 
 
@@ -60,6 +60,8 @@ class Mount:
     """Index of the run; None to draw all runs together."""
     episode: int | None = None
     """Index of the episode among those of the run."""
+    evaluation: int | None = None
+    """Index of the evaluation whose arms are drawn."""
     instead: tuple[Block, ...] = ()
     """Blocks with the same content, for formats without drawings."""
 

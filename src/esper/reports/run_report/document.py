@@ -10,7 +10,18 @@ from esper.evidence.claims import verdict_sentences
 from esper.evidence.results import Evidence
 from esper.evidence.text import facts, results_table
 from esper.evidence.text import settings_table as tuned_settings_table
-from esper.formatting import duration, listed, many, memory, moment, number, signed_points, whole
+from esper.formatting import (
+    duration,
+    listed,
+    many,
+    memory,
+    moment,
+    number,
+    share,
+    signed_points,
+    span,
+    whole,
+)
 from esper.reports.run_report.blocks import (
     Block,
     Code,
@@ -25,15 +36,17 @@ from esper.reports.run_report.blocks import (
 from esper.reports.run_report.tables import (
     MIN_RUNS,
     blueprints_table,
+    carried_out_table,
     comparison_table,
+    differences_table,
     episode_table,
     evaluations_table,
     flat_settings,
-    gain_over,
     has_interval,
     is_one_method,
     learning_table,
     ops_table,
+    return_minus,
     returns_table,
     runs_table,
     settings_table,
@@ -45,7 +58,9 @@ from esper.reports.run_report.values import (
     RunValues,
     episode_heading,
 )
+from esper.reports.views import Learned, PresetView
 from esper.statistics import mean_interval
+from esper.training.comparison import LABELS
 
 N_NOTICES = 20
 """Latest notices shown."""
@@ -53,6 +68,7 @@ N_NOTICES = 20
 _OWN_TRAINING = (
     "A record of the user's own training: no controller learned in it, so there is none to compare."
 )
+_PPO_TRAINING = "A record of PPO on an environment of the user's own: no network is grown in it."
 _NOT_EVALUATED = (
     "Not evaluated against tuned rules, static networks and training from scratch yet; "
     "run esper evaluate."
@@ -81,19 +97,18 @@ def make_document(values: ReportValues, evidence: Sequence[FoundEvidence] = ()) 
     ]
     if values["problems"]:
         footer.append(Items(lines=tuple(values["problems"])))
-    evaluations = [
-        _evaluation_section(one, names, place) for place, one in enumerate(evidence, start=1)
-    ]
+    evaluations = [_evaluation_section(one, names, place) for place, one in enumerate(evidence)]
     if len(runs) == 1:
         return _report_one(runs[0], evaluations, footer)
     return _report_several(runs, evaluations, footer)
 
 
 def _report_one(run: RunValues, evaluations: list[Section], footer: list[Block]) -> Document:
-    comparison = _comparison_section(run, "")
+    comparison = _comparison_section(run, 0, "")
     verdict = Section(title="Verdict", anchor="verdict", sections=(*evaluations, comparison))
     if not evaluations:
-        advice = () if _is_own_training(run) else (Text(text=_NOT_EVALUATED),)
+        is_of_growth = not _is_own_training(run) and not _is_ppo(run)
+        advice = (Text(text=_NOT_EVALUATED),) if is_of_growth else ()
         blocks = (*comparison.blocks, *advice)
         verdict = Section(title="Verdict", anchor="verdict", blocks=blocks)
     return Document(
@@ -138,7 +153,7 @@ def _report_several(
                     anchor=f"run-{place}",
                     blocks=(_overview(run),),
                     sections=(
-                        _comparison_section(run, f"run-{place}-"),
+                        _comparison_section(run, place, f"run-{place}-"),
                         *_run_sections(run, place, f"run-{place}-"),
                     ),
                 )
@@ -157,19 +172,20 @@ def _verdicts(runs: Sequence[RunValues]) -> list[Block]:
     ]
     blocks: list[Block] = []
     if has_interval(runs) and len(lines) == len(runs):
-        gains: list[str] = []
-        for against, name in (("wait", "no growth"), ("fixed", "the fixed schedule")):
-            found = [gain for run in runs if (gain := gain_over(against)(run)) is not None]
-            gains.append(f"{mean_interval(found).text()} over {name}")
-        text = f"Mean gain in return of {len(runs)} training runs: {listed(gains)}."
+        means: list[str] = []
+        for against in ("wait", "fixed"):
+            found = [one for run in runs if (one := return_minus(against)(run)) is not None]
+            means.append(f"{mean_interval(found).text()} to {LABELS[against]}")
+        text = f"Mean difference in return of {len(runs)} training runs: {listed(means)}."
         blocks.append(Text(text=text, is_verdict=True))
     return [*blocks, Items(lines=tuple(lines or ["No run has been compared yet."]))]
 
 
 def _table_notes(runs: Sequence[RunValues]) -> tuple[str, ...]:
     columns = (
-        "Held-out return, score and FLOPs are those of the evaluation that selected each run's "
-        "controller; gains are from the comparison at the end, on other held-out hosts."
+        "All numbers are from the comparison at the end of each run, on held-out hosts; of a run "
+        "that is not done, from the evaluation that selected its controller. The gain is the score "
+        "minus that of the same hosts left alone."
     )
     if not is_one_method(runs):
         return columns, "The settings of the runs differ, so no mean is given."
@@ -184,6 +200,8 @@ def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) 
     blocks: list[Block] = [
         Text(text=first, is_verdict=True),
         Items(lines=tuple(others)),
+        Text(text=f"Score in points, {evidence.own.label} minus each:"),
+        Mount(drawing="arms", evaluation=place),
         Rows(table=results_table(evidence)),
     ]
     missing = [name for name in names if name not in evidence.runs]
@@ -197,7 +215,7 @@ def _evaluation_section(found: FoundEvidence, names: Sequence[str], place: int) 
         blocks.append(Code(text=evidence.command, language="sh"))
     return Section(
         title=f"Evaluation on {evidence.task} at price {evidence.price:g}",
-        anchor=f"evaluation-{place}",
+        anchor=f"evaluation-{place + 1}",
         blocks=tuple(blocks),
     )
 
@@ -206,14 +224,20 @@ def _is_own_training(run: RunValues) -> bool:
     return run["overview"]["learns"] is False
 
 
-def _comparison_section(run: RunValues, prefix: str) -> Section:
+def _is_ppo(run: RunValues) -> bool:
+    return run["overview"]["grows"] is False
+
+
+def _comparison_section(run: RunValues, place: int, prefix: str) -> Section:
     """Return the comparison with other controllers at the end of a run."""
     view = run["comparison"]
     title, anchor = "Comparison at the end of the run", f"{prefix}comparison"
     if view is None or not view["arms"]:
         problems = [] if view is None else view["problems"]
         verdict = "Not compared with other controllers yet."
-        text = " ".join([_OWN_TRAINING if _is_own_training(run) else verdict, *problems])
+        verdict = _OWN_TRAINING if _is_own_training(run) else verdict
+        verdict = _PPO_TRAINING if _is_ppo(run) else verdict
+        text = " ".join([verdict, *problems])
         return Section(title=title, anchor=anchor, blocks=(Text(text=text),))
     sentences = view["sentences"]
     note = (
@@ -227,8 +251,11 @@ def _comparison_section(run: RunValues, prefix: str) -> Section:
         anchor=anchor,
         blocks=(
             *(Text(text=sentence, is_verdict=True) for sentence in sentences[:1]),
-            Items(lines=(*sentences[1:], *view["problems"])),
+            *(Text(text=sentence) for sentence in sentences[1:2]),
+            Text(text="Return, learned minus each:"),
+            Mount(drawing="differences", run=place, instead=(Rows(table=differences_table(view)),)),
             Rows(table=comparison_table(view)),
+            Items(lines=(*sentences[2:], *view["problems"])),
             Text(text=note),
         ),
     )
@@ -238,7 +265,8 @@ def _overview(run: RunValues) -> Facts:
     """Return the state of a run and what it trains."""
     headline, overview, settings = run["headline"], run["overview"], flat_settings(run)
     progress = f"{headline['rounds_done']} of {many(headline['rounds'] or 0, 'round')}, "
-    progress += f"{whole(headline['env_steps'])} host-epochs"
+    steps = "environment steps" if _is_ppo(run) else "host-epochs"
+    progress += f"{whole(headline['env_steps'])} {steps}"
     if headline["seconds"]:
         progress += f", {duration(headline['seconds'])} of training"
     session = overview["sessions"][-1:]
@@ -251,17 +279,18 @@ def _overview(run: RunValues) -> Facts:
         ("task", f"{overview['task']}{f' ({listed(options)})' if options else ''}"),
         (
             "rollouts",
-            f"{whole(overview['n_envs'])} hosts, {whole(settings.get('n_steps'))} steps each, "
-            f"episodes of up to {whole(overview['n_epochs'])} epochs",
+            f"{whole(overview['n_envs'])} {'environments' if _is_ppo(run) else 'hosts'}, "
+            f"{whole(settings.get('n_steps'))} steps each"
+            + ("" if _is_ppo(run) else f", episodes of up to {whole(overview['n_epochs'])} epochs"),
         ),
         ("price", f"{price:g} for the FLOPs of the reference run, parameter rent {rent:g}"),
     )
-    return Facts(pairs=pairs)
+    return Facts(pairs=pairs[:-1] if _is_ppo(run) else pairs)
 
 
 def _run_sections(run: RunValues, place: int, prefix: str) -> tuple[Section, ...]:
     """Return the sections about one run; ``place`` is its index in the report."""
-    is_own = _is_own_training(run)
+    is_own = _is_own_training(run) or _is_ppo(run)
     charts = Mount(drawing="charts", run=place, instead=(Rows(table=learning_table(run)),))
     trials = (Text(text="Evaluations on held-out hosts:"), Rows(table=evaluations_table(run)))
     training = (
@@ -277,7 +306,7 @@ def _run_sections(run: RunValues, place: int, prefix: str) -> tuple[Section, ...
             anchor=f"{prefix}learning",
             blocks=(charts,) if is_own else (Facts(pairs=_learning_facts(run)), charts, *trials),
         ),
-        _episodes_section(run, place, prefix),
+        *(() if _is_ppo(run) else (_episodes_section(run, place, prefix),)),
         *(() if is_own else (_learned_section(run, place, prefix),)),
         _health_section(run, place, prefix),
         _settings_section(run, prefix),
@@ -306,7 +335,14 @@ def _learning_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         (f"{name} held-out return", f"{number(one['ep_rew_mean'])} after round {one['round']}")
         for name, one in (("first", trials[0]), ("best", best), ("last", trials[-1]))
     ]
-    fixed = headline["fixed_return"]
+    fixed = next(
+        (
+            one["ep_rew_mean"]
+            for one in run["evaluations"]
+            if one["arm"] == "fixed" and one["purpose"] == "tuning"
+        ),
+        None,
+    )
     if fixed is not None:
         passed = [
             one["round"]
@@ -317,11 +353,12 @@ def _learning_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
         pairs.append(("fixed schedule", f"{fixed:.3f}, {when}"))
     gain, score = headline["accuracy_gain"], headline["best_score"]
     if gain is not None and score is not None:
+        remark = "; slightly optimistic, because these hosts select the controller"
         pairs.append(
             (
-                "best score",
-                f"{score:.3f}, {signed_points(gain)} over the same hosts without growth; slightly "
-                "optimistic, because these hosts select the controller",
+                "gain in score",
+                f"{signed_points(gain)} over the same hosts left alone ({score:.3f})"
+                + ("" if headline["is_final"] else remark),
             )
         )
     if headline["flops"] is not None:
@@ -375,6 +412,8 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
     tables: tuple[Block, ...] = (Text(text="No episode has ended yet."),)
     if any(part["n_episodes"] for part in learned["parts"]):
         tables = (
+            *(() if learned["summary"] is None else (Text(text=learned["summary"]),)),
+            *_carried_out(learned),
             Text(text="Ops per episode:"),
             Rows(table=ops_table(learned)),
             Text(text=f"Timing, in epochs of {whole(run['overview']['n_epochs'])}:"),
@@ -389,9 +428,26 @@ def _learned_section(run: RunValues, place: int, prefix: str) -> Section:
     )
 
 
+def _carried_out(learned: Learned) -> tuple[Block, ...]:
+    """Return which actions were chosen and carried out in the latest steps, if recorded."""
+    found = learned["carried_out"]
+    if found["first_round"] is None or found["last_round"] is None:
+        return ()
+    when = span(found["first_round"], found["last_round"])
+    lost = sum(one["refused"] + one["illegal"] for one in found["ops"])
+    text = f"Chosen and carried out, as shares of {whole(found['n_steps'])} steps ({when}); "
+    text += f"{share(lost / found['n_steps'])} of the actions were not carried out:"
+    return Text(text=text), Rows(table=carried_out_table(found))
+
+
 def _health_section(run: RunValues, place: int, prefix: str) -> Section:
     notices = run["health"]["notices"]  # latest first
-    blocks: list[Block] = [Facts(pairs=_health_facts(run))]
+    conclusion = run["health"]["conclusion"]
+    blocks: list[Block] = [
+        Text(text=conclusion["summary"]),
+        Items(lines=tuple(one["text"] for one in conclusion["findings"])),
+        Facts(pairs=_health_facts(run)),
+    ]
     if notices:
         lines = [
             f"Round {one['round']}, {one['kind']}: {one['message']}"
@@ -415,13 +471,20 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
             f"{len(rejected)}{f' (rounds {listed(rejected)})' if rejected else ''}",
         ),
         ("updates stopped early", whole(health["early_stops"]["total"])),
-        ("hosts rolled back", f"{whole(governor['total'])}{last}{reason}"),
-        ("illegal actions", whole(health["illegal"])),
-        ("actions rejected by gates", whole(health["refused_by_gates"])),
     ]
+    of_growth = [
+        ("hosts rolled back", f"{whole(governor['total'])}{last}{reason}"),
+        ("illegal actions", _steps_text(health["illegal"], run["headline"]["illegal_share"])),
+        (
+            "actions refused by gates",
+            _steps_text(health["refused_by_gates"], run["headline"]["refused_share"]),
+        ),
+    ]
+    pairs += [] if _is_ppo(run) else of_growth
     speeds = [value for value in health["throughput"]["values"] if value is not None]
     if speeds:
-        pairs.append(("median speed", f"{whole(median_high(speeds))} host-epochs/s"))
+        unit = "environment steps/s" if _is_ppo(run) else "host-epochs/s"
+        pairs.append(("median speed", f"{whole(median_high(speeds))} {unit}"))
     sizes = [value for value in health["memory"]["values"] if value is not None]
     if sizes:
         pairs.append(("peak memory", memory(max(sizes))))
@@ -429,13 +492,28 @@ def _health_facts(run: RunValues) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def _steps_text(count: int, share_of_steps: float | None) -> str:
+    """Return a number of steps, and their share of all steps."""
+    of_all = "" if share_of_steps is None else f" ({share(share_of_steps)} of steps)"
+    return f"{whole(count)}{of_all}"
+
+
+def _preset_text(run: RunValues, preset: PresetView) -> str:
+    """Return a preset's name and the settings of a run that differ from it."""
+    settings = flat_settings(run)
+    changes = [f"{name} {settings.get(name, '(unset)')}" for name in preset["differs"]]
+    return f"{preset['name']}, except {', '.join(changes)}" if changes else preset["name"]
+
+
 def _settings_section(run: RunValues, prefix: str) -> Section:
-    overview = run["overview"]
+    overview, preset = run["overview"], run["overview"]["preset"]
+    sessions = overview["sessions"]
+    started = sessions[0]["started_at"] if sessions else overview["created_at"]
     pairs = [
         ("folder", run["path"]),
-        ("started", moment(overview["created_at"]) if overview["created_at"] else "unknown"),
-        ("slots", ", ".join(overview["slots"])),
-        ("blueprints", ", ".join(overview["blueprints"])),
+        *(() if preset is None else (("nearest preset", _preset_text(run, preset)),)),
+        ("started", moment(started) if started else "unknown"),
+        *((name, ", ".join(overview[name])) for name in ("slots", "blueprints") if overview[name]),
         ("Esper", overview["esper_version"] or "unknown"),
     ]
     for last in overview["sessions"][-1:]:

@@ -172,7 +172,7 @@ def _block(block: Block) -> Iterator[str]:
 
 
 def _mount_attributes(mount: Mount) -> str:
-    numbers = {"run": mount.run, "episode": mount.episode}
+    numbers = {"run": mount.run, "episode": mount.episode, "evaluation": mount.evaluation}
     data = "".join(f' data-{name}="{n}"' for name, n in numbers.items() if n is not None)
     return f' class="report-drawing" data-report="{mount.drawing}"{data}'
 

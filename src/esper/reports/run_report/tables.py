@@ -10,8 +10,10 @@ from esper.evidence.text import Table
 from esper.formatting import UNKNOWN, number, share, span, whole
 from esper.reports.run_report.values import RunValues
 from esper.reports.views import ComparisonView, EpisodeDetail, Learned, Points, Step
+from esper.reports.views.carried_out import CarriedOut
 from esper.reports.views.comparison import IntervalValues
 from esper.statistics import mean_interval
+from esper.training.comparison import LABELS
 
 T = TypeVar("T")
 
@@ -107,6 +109,18 @@ def ops_table(learned: Learned) -> Table:
     ]
     shown = (op.replace("_", " ") for op in names)
     return Table(headers=("", "episodes", "return", "score", *shown), rows=tuple(rows))
+
+
+def carried_out_table(found: CarriedOut) -> Table:
+    """Return how often each op was chosen and what became of it, as shares of steps."""
+    columns = ("chosen", "done", "refused", "illegal")
+    n_steps = found["n_steps"]
+    rows = [
+        (one["op"].replace("_", " "), *(share(one[name] / n_steps) for name in columns))
+        for one in found["ops"]
+    ]
+    headers = ("op", "chosen", "carried out", "refused by a gate", "illegal")
+    return Table(headers=headers, rows=tuple(rows))
 
 
 def timing_table(learned: Learned) -> Table:
@@ -219,7 +233,7 @@ def comparison_table(view: ComparisonView) -> Table:
     differences = {one["against"]: one["ep_rew"] for one in view["differences"]}
     rows = [
         (
-            arm["name"],
+            LABELS.get(arm["name"], arm["name"]),
             interval_text(arm["ep_rew"], signed=False),
             interval_text(differences[arm["name"]]) if arm["name"] in differences else "",
             number(arm["score"]["mean"]),
@@ -241,6 +255,15 @@ def comparison_table(view: ComparisonView) -> Table:
         "hosts grown",
     )
     return Table(headers=headers, rows=tuple(rows))
+
+
+def differences_table(view: ComparisonView) -> Table:
+    """Return the difference of return to each controller, the strongest first."""
+    found = sorted(view["differences"], key=lambda one: one["ep_rew"]["mean"] or 0.0)
+    rows = [
+        (LABELS.get(one["against"], one["against"]), interval_text(one["ep_rew"])) for one in found
+    ]
+    return Table(headers=("controller", "learned minus this"), rows=tuple(rows))
 
 
 def interval_text(interval: IntervalValues, *, signed: bool = True) -> str:
@@ -269,8 +292,8 @@ def runs_table(runs: Sequence[RunValues]) -> Table:
     return Table(headers=("run", "state", "rounds", *_RUN_COLUMNS), rows=tuple(rows), n_left=2)
 
 
-def gain_over(against: str) -> Callable[[RunValues], float | None]:
-    """Return a function that gives a run's mean gain in return over another controller."""
+def return_minus(against: str) -> Callable[[RunValues], float | None]:
+    """Return a function that gives a run's mean return minus that of another controller."""
 
     def find(run: RunValues) -> float | None:
         view = run["comparison"]
@@ -283,12 +306,12 @@ def gain_over(against: str) -> Callable[[RunValues], float | None]:
 
 
 _RUN_COLUMNS: dict[str, Callable[[RunValues], float | None]] = {
-    "held-out return": lambda run: run["headline"]["best_return"],
-    "held-out score": lambda run: run["headline"]["best_score"],
-    "score without growth": lambda run: run["headline"]["static_score"],
+    "return": lambda run: run["headline"]["best_return"],
+    "return minus hosts left alone": return_minus("wait"),
+    "return minus fixed schedule": return_minus("fixed"),
+    "score": lambda run: run["headline"]["best_score"],
+    "gain in score": lambda run: run["headline"]["accuracy_gain"],
     "FLOPs": lambda run: run["headline"]["flops"],
-    "gain over no growth": gain_over("wait"),
-    "gain over fixed schedule": gain_over("fixed"),
 }
 
 

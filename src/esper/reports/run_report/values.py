@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 from esper.evidence.claims import verdict_json
 from esper.evidence.results import Evidence
 from esper.reports import views
+from esper.reports.views.comparison import ArmDifference, arm_difference
 from esper.telemetry import RunTelemetry
 
 REPORT_VERSION = 1
@@ -57,6 +58,7 @@ class EvaluationValues(TypedDict):
     """Names of the evaluated training runs."""
     n_hosts: int
     verdict: dict[str, Any]
+    differences: list[ArmDifference]
 
 
 class ReportValues(TypedDict):
@@ -104,13 +106,15 @@ def collect_values(
 
 def evaluation_values(evidence: Evidence, source: str) -> EvaluationValues:
     """Return the results of an evaluation, computed again from its measurements."""
+    verdict = verdict_json(evidence)
     return {
         "source": source,
         "task": evidence.task,
         "price": evidence.price,
         "runs": list(evidence.runs),
         "n_hosts": evidence.n_hosts,
-        "verdict": verdict_json(evidence),
+        "verdict": verdict,
+        "differences": [arm_difference(one) for one in verdict["findings"]],
     }
 
 

@@ -4,11 +4,19 @@ Every view can be written as JSON. Unknown and non-finite values are None.
 """
 
 from esper.reports.views.comparison import ComparisonView, comparison_view
-from esper.reports.views.environments import Environment, Environments, environments
+from esper.reports.views.environments import WHICH, Environment, Environments, environments
 from esper.reports.views.episode import Bar, EpisodeDetail, Step, episode_detail
 from esper.reports.views.episodes import ORDERS, Episode, EpisodeList, Order, episode_list
 from esper.reports.views.health import Health, health
 from esper.reports.views.learned import Learned, LearnedPart, learned
+from esper.reports.views.listing import (
+    NOTES_FILE,
+    final_gaps,
+    held_out_returns,
+    read_notes,
+    started_at,
+)
+from esper.reports.views.presets import PresetView, nearest_preset
 from esper.reports.views.run import (
     Evaluation,
     Headline,
@@ -21,9 +29,13 @@ from esper.reports.views.run import (
     metric_series,
     overview,
 )
+from esper.reports.views.thinning import MOST_POINTS
 
 __all__ = [
+    "MOST_POINTS",
+    "NOTES_FILE",
     "ORDERS",
+    "WHICH",
     "Bar",
     "ComparisonView",
     "Environment",
@@ -40,6 +52,7 @@ __all__ = [
     "Order",
     "Overview",
     "Points",
+    "PresetView",
     "Session",
     "Step",
     "comparison_view",
@@ -47,9 +60,14 @@ __all__ = [
     "episode_detail",
     "episode_list",
     "evaluations",
+    "final_gaps",
     "headline",
     "health",
+    "held_out_returns",
     "learned",
     "metric_series",
+    "nearest_preset",
     "overview",
+    "read_notes",
+    "started_at",
 ]

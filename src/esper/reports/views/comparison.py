@@ -7,6 +7,7 @@ evaluation.json         an evaluation, in the folder or directly below
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -49,9 +50,22 @@ class DifferenceView(TypedDict):
 
     against: str
     ep_rew: IntervalValues
+    is_sure: bool
+    """Whether the interval of the return excludes zero."""
     ep_rew_words: str
     score: IntervalValues
     score_words: str
+
+
+class ArmDifference(TypedDict):
+    """The score of the evaluated controller minus that of an arm, on the same hosts."""
+
+    against: str
+    label: str
+    """The arm in words."""
+    score: IntervalValues
+    is_sure: bool
+    """Whether it is shown to differ from zero, corrected for the number of comparisons."""
 
 
 class EvaluationFile(TypedDict):
@@ -68,6 +82,8 @@ class EvaluationFile(TypedDict):
     created: str
     command: str
     sentences: list[str]
+    """The first is about the strongest opponent."""
+    differences: list[ArmDifference]
 
 
 class ComparisonView(TypedDict):
@@ -78,6 +94,7 @@ class ComparisonView(TypedDict):
     arms: list[ArmView]
     differences: list[DifferenceView]
     sentences: list[str]
+    """What the intervals support; the first is about the strongest opponent."""
     evaluations: list[EvaluationFile]
     problems: list[str]
     """Unreadable files, a sentence each."""
@@ -133,9 +150,24 @@ def _difference(difference: Difference) -> DifferenceView:
     return {
         "against": difference.against,
         "ep_rew": _interval(difference.ep_rew),
+        "is_sure": difference.ep_rew.excludes_zero,
         "ep_rew_words": difference_in_words(difference.ep_rew),
         "score": _interval(difference.score),
         "score_words": difference_in_words(difference.score),
+    }
+
+
+def arm_difference(finding: Mapping[str, Any]) -> ArmDifference:
+    """Return the difference of score in a finding, as it is stored."""
+    from esper.evidence.claims import is_sure_difference
+    from esper.statistics import Interval
+
+    score = Interval(**finding["score"])
+    return {
+        "against": str(finding["against"]),
+        "label": str(finding["label"]),
+        "score": _interval(score),
+        "is_sure": is_sure_difference(score, finding["verdict"]),
     }
 
 
@@ -174,6 +206,7 @@ def _entries(values: dict[str, Any], file: str) -> list[EvaluationFile]:
             "created": str(entry["created"]),
             "command": str(entry["command"]),
             "sentences": [str(sentence) for sentence in verdict["sentences"]],
+            "differences": [arm_difference(finding) for finding in verdict["findings"]],
         }
         for entry, verdict in pairs
     ]

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from esper.config.checks import require_choice, require_int
 from esper.lifecycle.stages import Stage
-from esper.reports.views.values import finite
+from esper.reports.views.values import finite, gain
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EpisodeRecord
 
@@ -28,7 +28,7 @@ _GAIN = (
 
 _ORDERS: dict[Order, str] = {
     "recent": "seq DESC",
-    "best": f"{_GAIN} DESC NULLS LAST, ep_rew DESC NULLS LAST, seq DESC",
+    "best": f"{_GAIN} DESC NULLS LAST, seed_parameters > 0 DESC, ep_rew DESC NULLS LAST, seq DESC",
     "worst": "ep_rew NULLS LAST, seq DESC",
     "typical": "abs(ep_rew - :median) NULLS LAST, seq DESC",
 }
@@ -81,8 +81,8 @@ def episode_list(
     Args:
         telemetry: The run's telemetry.
         order: Latest first, best first, lowest return first, or nearest to the median return
-            first. The best are those with the highest return; where the same hosts left alone
-            are recorded, those that kept a seed and gained most by it.
+            first. The best kept a seed and gained most over the same host left alone or, where
+            that is not recorded, have the highest return; hosts that kept none come last.
         env: Only episodes of this environment.
         first_round: Only episodes that ended in this round or later.
         last_round: Only episodes that ended in this round or earlier.
@@ -118,6 +118,14 @@ def ended_episode(telemetry: RunTelemetry, env: int, episode: int) -> Episode | 
     return next(iter(_episodes(telemetry, rows)), None)
 
 
+def last_episodes(telemetry: RunTelemetry) -> list[Episode]:
+    """Return the last episode of each environment that has ended."""
+    alone = telemetry.column_sql(EpisodeRecord, "alone_final_score")
+    last = "SELECT max(seq) FROM episodes GROUP BY env"
+    sql = f"SELECT {_COLUMNS}, {alone} FROM episodes WHERE seq IN ({last})"
+    return _episodes(telemetry, telemetry.select(sql))
+
+
 def _episodes(telemetry: RunTelemetry, rows: list[tuple[Any, ...]]) -> list[Episode]:
     """Return rows as episodes, with the number of seeds that each fossilized."""
     pairs = ", ".join(f"({env}, {episode})" for env, episode, *_ in rows)
@@ -144,7 +152,7 @@ def _episode(row: tuple[Any, ...], n_grown: int) -> Episode:
         "ep_len": ep_len,
         "final_score": own,
         "alone_final_score": other,
-        "gain": None if own is None or other is None else own - other,
+        "gain": gain(own, other),
         "flops": finite(flops),
         "n_epochs": n_epochs,
         "host_parameters": host_parameters,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from esper.config.checks import require_int
-from esper.reports.views.run import Points, Session, sessions_of
+from esper.reports.views.run import Points, Session, points_of, run_of, sessions_of, settings_of
+from esper.reports.views.thinning import kept_points
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RoundRecord
+
+if TYPE_CHECKING:
+    from esper.reports.views.health_conclusion import Conclusion
 
 
 class Restored(TypedDict):
@@ -74,6 +78,9 @@ class Workers(TypedDict):
 class Health(TypedDict):
     """The health of a run, apart from what it learns."""
 
+    conclusion: Conclusion
+    grows: bool | None
+    """Whether hosts are grown in the run, which can be rolled back."""
     governor: Governor
     refused_updates: list[RefusedUpdate]
     """Newest first."""
@@ -94,29 +101,53 @@ class Health(TypedDict):
     sessions: list[Session]
 
 
-def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
+def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = None) -> Health:
     """Return rollbacks, rejected updates, notices, speed and memory of a run.
 
     Args:
         telemetry: The run's telemetry.
         limit: The number of events of each kind to list, newest first.
+        most_points: Longer series are thinned to about this number of points; None for all.
 
     Raises:
         ConfigError: If the limit is below 1.
     """
+    # This imports NumPy, which the dashboard does not need before its first run.
+    from esper.reports.views.health_conclusion import HealthCounts, conclude
+
     require_int("limit", limit, least=1)
     with telemetry.snapshot():
         rows = telemetry.select(
             "SELECT round, n_restored, n_illegal, n_refused, steps_per_second, rss_bytes, "
-            "seconds_by_part FROM rounds ORDER BY seq",
+            "seconds_by_part, seconds FROM rounds ORDER BY seq",
         )
         stops = telemetry.select("SELECT round FROM updates WHERE stopped_early ORDER BY seq")
-        columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
-        rounds, restored, illegal, refused, speed, memory, parts = columns or [[] for _ in range(7)]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        rounds, restored, illegal, refused, speed, memory, parts, seconds = columns or [
+            [] for _ in range(8)
+        ]
+        run = run_of(telemetry)
+        grows = None if run is None else not settings_of(run).is_ppo_training
+        counts = HealthCounts(
+            episodes=0 if grows is False else telemetry.count("episodes"),
+            updates=telemetry.count("updates"),
+            restored=telemetry.count("governor_events"),
+            rejected=_count(telemetry, "updates WHERE was_refused"),
+            stopped=len(stops),
+            illegal=sum(illegal),
+        )
+        workers = _workers(telemetry)
         return {
+            "conclusion": conclude(
+                counts,
+                speeds=[finite(value) for value in speed],
+                sizes=[finite(value) for value in memory],
+                n_restarts=None if workers is None else workers["restarted"] or 0,
+            ),
+            "grows": grows,
             "governor": {
                 "total": telemetry.count("governor_events"),
-                "by_round": _points(rounds, restored),
+                "by_round": points_of(rounds, restored, most_points),
                 "last": _last_restored(telemetry, limit),
             },
             "refused_updates": _refused_updates(telemetry, limit),
@@ -124,21 +155,29 @@ def health(telemetry: RunTelemetry, limit: int = 200) -> Health:
             "illegal": sum(illegal),
             "refused_by_gates": sum(refused),
             "notices": _notices(telemetry, limit),
-            "throughput": _points(rounds, speed),
-            "memory": _points(rounds, memory),
-            "seconds_by_part": _parts(rounds, parts),
-            "workers": _workers(telemetry),
+            "throughput": points_of(rounds, speed, most_points),
+            "memory": points_of(rounds, memory, most_points),
+            "seconds_by_part": _parts(rounds, parts, seconds, most_points),
+            "workers": workers,
             "sessions": sessions_of(telemetry),
         }
 
 
-def _points(rounds: list[int], values: list[Any]) -> Points:
-    return {"rounds": rounds, "values": [finite(value) for value in values]}
+def _count(telemetry: RunTelemetry, what: str) -> int:
+    ((number,),) = telemetry.select(f"SELECT count(*) FROM {what}")
+    return number
 
 
-def _parts(rounds: list[int], texts: list[str]) -> Parts:
-    """Return seconds by part, 0 for a part that a round does not have."""
-    read: list[dict[str, Any]] = [json.loads(text) for text in texts]
+def _parts(
+    rounds: list[int], texts: list[str], seconds: list[Any], most_points: int | None
+) -> Parts:
+    """Return seconds by part, 0 for a part that a round does not have.
+
+    Parts are stacked in a chart, so all of them keep the same rounds: the fastest and slowest.
+    """
+    kept = kept_points(seconds, most_points or len(seconds))
+    rounds = [rounds[index] for index in kept]
+    read: list[dict[str, Any]] = [json.loads(texts[index]) for index in kept]
     names = list(dict.fromkeys(name for one in read for name in one))
     values = [[finite(one.get(name, 0.0)) for one in read] for name in names]
     return {"names": names, "rounds": rounds, "values": values}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import fields
 from typing import TypedDict
 
 from esper.config.checks import require_int
 from esper.lifecycle.stages import Stage
+from esper.reports.views.carried_out import CarriedOut, carried_out
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RoundRecord
@@ -39,7 +41,12 @@ class LearnedPart(TypedDict):
 class Learned(TypedDict):
     """Consecutive ranges of about the same number of rounds."""
 
+    summary: str | None
+    """What changed from the first to the last part, in words; None with fewer than two parts in
+    which an episode ended."""
     parts: list[LearnedPart]
+    carried_out: CarriedOut
+    """Actions chosen and carried out in the latest steps."""
 
 
 def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
@@ -58,7 +65,50 @@ def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
         done = 0 if last is None else last.round
         n = min(n_parts, done)
         bounds = [(part * done // n + 1, (part + 1) * done // n) for part in range(n)]
-        return {"parts": [_part(telemetry, first, last) for first, last in bounds]}
+        parts = [_part(telemetry, first, last) for first, last in bounds]
+        latest = carried_out(telemetry)
+    return {"summary": _summarize(parts), "parts": parts, "carried_out": latest}
+
+
+N_CHANGES = 4
+"""Ops named in the summary, those that changed most."""
+N_ERRORS = 2.0
+"""Standard errors by which the rate of an op must change to be named."""
+
+
+def _summarize(parts: list[LearnedPart]) -> str | None:
+    known = [part for part in parts if part["n_episodes"]]
+    if len(known) < 2:
+        return None
+    first, last = known[0], known[-1]
+    changes = sorted(
+        ((_change(first, last, op), op) for op in last["ops"]), key=lambda one: -abs(one[0])
+    )
+    words = [
+        f"{op.replace('_', ' ')} {first['ops'].get(op, 0.0):.2f} to {last['ops'][op]:.2f}"
+        for size, op in changes[:N_CHANGES]
+        if abs(size) > N_ERRORS
+    ]
+    since = f"Since rounds {_rounds(first)}, the controller's ops per episode"
+    text = (
+        f"{since} changed: {', '.join(words)}." if words else f"{since} are the same within noise."
+    )
+    if last["blueprints"]:
+        name, share = next(iter(last["blueprints"].items()))
+        text += f" It germinates {name.replace('_', ' ')} most, {share:.0%} of the seeds."
+    return text
+
+
+def _change(first: LearnedPart, last: LearnedPart, op: str) -> float:
+    """Return the change of an op's rate in standard errors, as if its counts were Poisson."""
+    before, after = first["ops"].get(op, 0.0), last["ops"][op]
+    error = math.sqrt(before / first["n_episodes"] + after / last["n_episodes"])
+    return 0.0 if error == 0.0 else (after - before) / error
+
+
+def _rounds(part: LearnedPart) -> str:
+    first, last = part["first_round"], part["last_round"]
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _part(telemetry: RunTelemetry, first: int, last: int) -> LearnedPart:

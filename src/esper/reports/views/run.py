@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, TypedDict, cast
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
-from esper.reports.views.values import finite
+from esper.reports.views.presets import PresetView, nearest_preset
+from esper.reports.views.thinning import kept_points, rounded
+from esper.reports.views.values import finite, gain
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
 
@@ -119,14 +122,20 @@ class Overview(TypedDict):
     reads: dict[str, list[str]]
     host: list[HostPart] | None
     config_toml: str | None
+    preset: PresetView | None
+    """None for a record of PPO or of the user's own training, which no preset describes."""
     created_at: str | None
     esper_version: str | None
     sessions: list[Session]
     n_envs: int | None
+    n_steps: int | None
+    """Steps of each environment in a round."""
     n_epochs: int | None
     kl_limit: float | None
     learns: bool | None
-    """Whether a controller learns in the run; not in a record of the user's own training."""
+    """Whether a policy learns in the run; not in a record of the user's own training."""
+    grows: bool | None
+    """Whether hosts are grown in the run; not in a record of PPO on another environment."""
 
 
 def sessions_of(telemetry: RunTelemetry) -> list[Session]:
@@ -140,6 +149,8 @@ def overview(telemetry: RunTelemetry) -> Overview:
         run, sessions = run_of(telemetry), sessions_of(telemetry)
     names = names_of(run)
     settings = None if run is None else settings_of(run)
+    learns = None if settings is None else not settings.is_own_training
+    grows = None if settings is None else not settings.is_ppo_training
     kl_limit = math.inf if settings is None else settings.ppo.kl_limit
     return {
         "task": None if run is None else run.task,
@@ -151,13 +162,16 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "reads": names.reads,
         "host": None if run is None or run.host is None else json.loads(run.host),
         "config_toml": None if run is None else run.config,
+        "preset": nearest_preset(run.config) if run and learns and grows else None,
         "created_at": None if run is None else run.created_at,
         "esper_version": None if run is None else run.esper_version,
         "sessions": sessions,
         "n_envs": None if settings is None else settings.envs,
+        "n_steps": None if settings is None else settings.n_steps,
         "n_epochs": None if settings is None else settings.budget.n_epochs,
         "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
-        "learns": None if settings is None else not settings.is_own_training,
+        "learns": learns,
+        "grows": grows,
     }
 
 
@@ -171,9 +185,19 @@ class Headline(TypedDict):
     env_steps: int
     steps_per_second: float | None
     seconds: float
+    refused_share: float | None
+    """Share of all steps whose action a gate refused."""
+    illegal_share: float | None
+    """Share of all steps whose action was illegal in the host's state."""
+    is_final: bool
+    """Whether results are those of the comparison at the end, on the test split; before it, those
+    of the evaluation that selected the best controller."""
+    last_return: float | None
+    """The mean return of the last round in which episodes ended."""
     best_return: float | None
     fixed_return: float | None
     accuracy_gain: float | None
+    """The score minus that of the same hosts left alone."""
     best_score: float | None
     static_score: float | None
     host_parameters: float | None
@@ -185,16 +209,22 @@ class Headline(TypedDict):
 def headline(telemetry: RunTelemetry) -> Headline:
     """Return a run's progress, and the result of its best controller on held-out hosts.
 
-    The best controller is the one in the run's best checkpoint. The gain is relative to the same
-    hosts without growth. Of the user's own training, parameters and FLOPs are the model's.
+    The best controller is the one in the run's best checkpoint. Of the user's own training,
+    parameters and FLOPs are the model's.
     """
     with telemetry.snapshot():
         run, last = run_of(telemetry), telemetry.last(RoundRecord)
-        (seconds,) = telemetry.select("SELECT total(seconds) FROM rounds")[0]
-        best = _trial(telemetry, "arm = 'learned' AND is_best ORDER BY seq DESC")
-        static = _trial(telemetry, "arm = 'wait' ORDER BY seq")
-        fixed = _trial(telemetry, "arm = 'fixed' ORDER BY seq")
+        sums = "total(seconds), total(n_refused), total(n_illegal)"
+        seconds, n_refused, n_illegal = telemetry.select(f"SELECT {sums} FROM rounds")[0]
+        returns = telemetry.select(
+            "SELECT ep_rew_mean FROM rounds WHERE ep_rew_mean IS NOT NULL ORDER BY seq DESC LIMIT 1"
+        )
+        results = _final_results(telemetry)
+        is_final = all(results)
+        if not is_final:
+            results = _tuning_results(telemetry)
         position = telemetry.position
+    best, static, fixed = results
     settings = None if run is None else settings_of(run)
     # Nothing is learned in the user's own training: its model is the one that counts.
     sized = last if settings is not None and settings.is_own_training else best
@@ -208,11 +238,13 @@ def headline(telemetry: RunTelemetry) -> Headline:
         "env_steps": 0 if last is None else last.env_steps,
         "steps_per_second": None if last is None else finite(last.steps_per_second),
         "seconds": finite(seconds) or 0.0,
+        "refused_share": None if last is None else n_refused / last.env_steps,
+        "illegal_share": None if last is None else n_illegal / last.env_steps,
+        "is_final": is_final,
+        "last_return": finite(returns[0][0]) if returns else None,
         "best_return": None if best is None else finite(best.ep_rew_mean),
         "fixed_return": None if fixed is None else finite(fixed.ep_rew_mean),
-        "accuracy_gain": (
-            None if best_score is None or static_score is None else best_score - static_score
-        ),
+        "accuracy_gain": gain(best_score, static_score),
         "best_score": best_score,
         "static_score": static_score,
         "host_parameters": None if sized is None else finite(sized.host_parameters_mean),
@@ -222,9 +254,33 @@ def headline(telemetry: RunTelemetry) -> Headline:
     }
 
 
-def _trial(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
-    """Return the first evaluation during training by a condition and an order."""
-    sql = f"SELECT seq FROM evaluations WHERE purpose = 'tuning' AND {which} LIMIT 1"
+_Results = tuple[EvaluationRecord | None, EvaluationRecord | None, EvaluationRecord | None]
+"""The learned controller, hosts left alone and the fixed schedule on the same hosts."""
+
+
+def _final_results(telemetry: RunTelemetry) -> _Results:
+    """Return the comparison at the end."""
+    last = "purpose = 'final' AND arm = '{}' ORDER BY seq DESC"
+    learned, wait, fixed = (
+        _evaluation(telemetry, last.format(arm)) for arm in ("learned", "wait", "fixed")
+    )
+    return learned, wait, fixed
+
+
+def _tuning_results(telemetry: RunTelemetry) -> _Results:
+    """Return the evaluation that selected the best controller so far, and its baselines."""
+    return (
+        _evaluation(
+            telemetry, "purpose = 'tuning' AND arm = 'learned' AND is_best ORDER BY seq DESC"
+        ),
+        _evaluation(telemetry, "purpose = 'tuning' AND arm = 'wait' ORDER BY seq"),
+        _evaluation(telemetry, "purpose = 'tuning' AND arm = 'fixed' ORDER BY seq"),
+    )
+
+
+def _evaluation(telemetry: RunTelemetry, which: str) -> EvaluationRecord | None:
+    """Return the first evaluation by a condition and an order."""
+    sql = f"SELECT seq FROM evaluations WHERE {which} LIMIT 1"
     found = telemetry.select(sql)
     return telemetry.rows(EvaluationRecord, seq=found[0][0])[0] if found else None
 
@@ -240,10 +296,18 @@ class MetricSeries(TypedDict):
     """Metrics by name, and the number of finished rounds."""
 
     rounds_done: int
+    is_thinned: bool
+    """Whether points were left out."""
     series: dict[str, Points]
 
 
-def metric_series(telemetry: RunTelemetry, after: int = 0) -> MetricSeries:
+def metric_series(
+    telemetry: RunTelemetry,
+    after: int = 0,
+    *,
+    until: int | None = None,
+    most_points: int | None = None,
+) -> MetricSeries:
     """Return all metrics by the names in docs/reference/metrics.md.
 
     A round's evaluation is recorded after the round itself, so a client that follows a run should
@@ -252,16 +316,31 @@ def metric_series(telemetry: RunTelemetry, after: int = 0) -> MetricSeries:
     Args:
         telemetry: The run's telemetry.
         after: Only rounds after this one; -1 includes evaluations before the first round.
+        until: Only rounds up to this one; None for all.
+        most_points: Longer series are thinned to about this number of points, the highest and
+            lowest among them; None for all points.
     """
     with telemetry.snapshot():
         last = telemetry.last(RoundRecord)
-        metrics = telemetry.metrics_since(after + 1)
+        metrics = telemetry.metrics_since(after + 1, until)
+    longest = max((len(one.rounds) for one in metrics.values()), default=0)
     return {
         "rounds_done": 0 if last is None else last.round,
+        "is_thinned": most_points is not None and longest > most_points,
         "series": {
-            name: {"rounds": one.rounds, "values": [finite(value) for value in one.values]}
-            for name, one in metrics.items()
+            name: points_of(one.rounds, one.values, most_points) for name, one in metrics.items()
         },
+    }
+
+
+def points_of(rounds: Sequence[int], values: Sequence[Any], most_points: int | None) -> Points:
+    """Return a series, thinned to at most about so many points; None for all of them."""
+    if most_points is None or len(values) <= most_points:
+        return {"rounds": list(rounds), "values": [finite(value) for value in values]}
+    kept = kept_points(values, most_points)
+    return {
+        "rounds": [rounds[index] for index in kept],
+        "values": [rounded(finite(values[index])) for index in kept],
     }
 
 

@@ -1,4 +1,4 @@
-"""Numbers as JSON can hold them."""
+"""Numbers as JSON can hold them, and the gain."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def finite(value: Any) -> float | None:
     if isinstance(value, (int, float)) and math.isfinite(value):
         return float(value)
     return None
+
+
+def gain(score: float | None, left_alone: float | None) -> float | None:
+    """Return the final score minus that of the same host, or hosts, left alone."""
+    return None if score is None or left_alone is None else score - left_alone

@@ -26,7 +26,7 @@ export function ConnectionState() {
           ? html`<circle cx="5" cy="5" r="3.5" fill="none" stroke="currentColor" stroke-width="2" />`
           : html`<path d="M1 1L9 9M9 1L1 9" stroke="currentColor" stroke-width="2" />`}
     </svg>
-    <span data-test="connection">${state}</span>
+    <span data-test="connection">${state === "live" ? "connected" : state}</span>
   </span>`;
 }
 

@@ -1,28 +1,17 @@
-/** The comparison at a run's end: controllers on the same held-out hosts, with a verdict in words. */
+/** The comparison at a run's end in numbers: controllers on the same held-out hosts. */
 
 import { html } from "../html.js";
 import { number, percent, signed } from "../format.js";
 import { arm } from "../words.js";
 import { TableBox } from "./table_box.js";
 
-/** The table of controllers and the conclusions it supports; nothing without a comparison. */
+/** The table of controllers, and each difference in words; nothing without a comparison. */
 export function Comparison({ comparison }) {
   if (!comparison) return null;
   return html`<div class="stack">
     ${comparison.arms?.length > 0 && html`<${Final} comparison=${comparison} />`}
-    ${(comparison.evaluations ?? []).map((one) => html`<${Evaluation} key=${one.file + one.price} evaluation=${one} />`)}
     ${(comparison.problems ?? []).map((line) => html`<p class="message error">${line}</p>`)}
   </div>`;
-}
-
-/** The results of esper evaluate. */
-function Evaluation({ evaluation }) {
-  return html`<section class="panel">
-    <div class="panel-head"><h2>Evaluation at price ${evaluation.price}</h2>
-      <span class="muted small">${evaluation.n_hosts} hosts of ${evaluation.task}, ${evaluation.split} split;${" "}
-        ${evaluation.file}</span></div>
-    <ul class="sentences">${evaluation.sentences.map((line) => html`<li>${line}</li>`)}</ul>
-  </section>`;
 }
 
 function Final({ comparison }) {
@@ -44,7 +33,7 @@ function Final({ comparison }) {
         <td class="n">${percent(one.seed_parameters / one.host_parameters)}</td>
       </tr>`)}</tbody>
     </table><//>
-    <ul class="sentences">${(comparison.sentences ?? []).map((line) => html`<li>${line}</li>`)}</ul>
+    <ul class="sentences">${(comparison.sentences ?? []).slice(2).map((line) => html`<li>${line}</li>`)}</ul>
   </section>`;
 }
 

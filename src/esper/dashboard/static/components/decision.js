@@ -8,7 +8,7 @@ import { RewardTerms } from "./reward_terms.js";
 import { SlotTable } from "./slot_table.js";
 
 /** Shows a step of the view episode_detail; overview has the names of choices and what each op reads. */
-export function Decision({ step, overview, soFar }) {
+export function Decision({ step, overview, slots, soFar }) {
   const refusal = refusalWords(step);
   return html`<section class="panel decision" data-test="decision" aria-label="Decision">
     <div class="panel-head">
@@ -25,7 +25,7 @@ export function Decision({ step, overview, soFar }) {
         title="Probability of the action, over the heads that the op reads." />
       <${Fact} name="FLOPs" value=${number(step.flops, 2)} title="Spent so far, relative to the reference run." />
     </dl>
-    <${Heads} step=${step} overview=${overview} />
+    <${Heads} step=${step} overview=${overview} slots=${slots} />
   </section>`;
 }
 

@@ -8,8 +8,8 @@ import { Network } from "./network.js";
 import { Player } from "./player.js";
 import { Timeline, TimelineLegend } from "./timeline.js";
 
-/** Shows the view episode_detail. onStep is told which step is shown. */
-export function Episode({ detail, overview, firstStep = null, onStep = () => {}, title, head }) {
+/** Shows the view episode_detail. onStep is told which step is shown; with isKeyed, keys go through the steps. */
+export function Episode({ detail, overview, firstStep = null, onStep = () => {}, title, head, isRunning = false, isKeyed = false }) {
   const steps = detail.steps;
   const [chosen, setChosen] = useState(firstStep);
   const step = Math.min(chosen ?? startStep(steps), steps.length - 1);
@@ -24,17 +24,17 @@ export function Episode({ detail, overview, firstStep = null, onStep = () => {},
         <h2>${title ?? `Environment ${detail.env}, episode ${detail.episode}`}</h2>
         <span class="rest">${head}</span>
         <${Problem} detail=${detail} />
-        <${Outcome} detail=${detail} />
+        <${Outcome} ...${{ detail, isRunning }} />
       </div>
       ${steps.length === 0
         ? html`<${Empty} title="The steps of this episode were not recorded.">Its seeds and stages are shown, its decisions are not.<//>`
         : null}
-      <${Timeline} detail=${detail} step=${steps.length ? step : null} onStep=${choose} />
-      ${steps.length > 0 && html`<${Player} ...${{ steps, step, onStep: choose }} />`}
+      <${Timeline} ...${{ detail, isRunning }} step=${steps.length ? step : null} onStep=${choose} />
+      ${steps.length > 0 && html`<${Player} ...${{ steps, step, onStep: choose, isKeyed }} />`}
       <${TimelineLegend} detail=${detail} />
     </section>
     ${steps.length > 0 && html`<div class="episode-parts">
-      <${Decision} step=${steps[step]} overview=${overview} soFar=${sums[step]} />
+      <${Decision} step=${steps[step]} overview=${overview} slots=${detail.slots} soFar=${sums[step]} />
       <div class="stack">
         <${Network} ...${{ overview, detail, step: steps[step] }} />
         <${Outcomes} step=${steps[step]} slots=${detail.slots} />
@@ -50,14 +50,18 @@ function Problem({ detail: { problem, settings } }) {
     class="muted">${settings}</span></span>`;
 }
 
-function Outcome({ detail }) {
+function Outcome({ detail, isRunning }) {
   const { result } = detail;
-  if (!result) return html`<span class="muted small outcome">in progress, ${detail.steps.length} steps so far</span>`;
+  const taken = many(detail.steps.length, "step");
+  if (!result) {
+    const words = isRunning ? `in progress, ${taken} so far` : `unfinished when the run ended, after ${taken}`;
+    return html`<span class="muted small outcome">${words}</span>`;
+  }
   const seeds = result.seed_parameters ? ` + ${count(result.seed_parameters)}` : "";
   const words = [
     `return ${number(result.ep_rew)}`,
     `final score ${number(result.final_score)}`,
-    ...(isNumber(result.gain) ? [`gain over left alone ${signed(result.gain)}`] : []),
+    ...(isNumber(result.gain) ? [`left alone ${number(result.alone_final_score)}, gain ${signed(result.gain)}`] : []),
     many(result.n_epochs, "epoch"),
     `FLOPs ${number(result.flops, 2)}`,
     `${count(result.host_parameters)}${seeds} parameters`,

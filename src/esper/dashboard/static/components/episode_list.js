@@ -1,18 +1,22 @@
 /** The episodes of a run, in an order and with a filter, to choose one from. */
 
 import { classes, html } from "../html.js";
-import { isNumber, number, signed, whole } from "../format.js";
+import { isNumber, many, number, signed, whole } from "../format.js";
+import { useOneTabStop } from "../keys.js";
 import { address } from "../router.js";
 
 const ORDERS = {
   recent: "latest first",
-  best: "largest gain over left alone with a kept seed first, or else highest return",
+  best: "kept a seed and gained most over left alone, or else returned most",
   typical: "nearest to the median return first",
   worst: "lowest return first",
 };
 
 /** A list with its filter; what is chosen is a link to its timeline. */
 export function EpisodeList({ id, list, filter, setFilter, chosen, page, nEnvs }) {
+  const episodes = list?.episodes ?? [];
+  const at = episodes.findIndex(({ env, episode }) => chosen?.env === env && chosen?.episode === episode);
+  const { box, press, focus, tab } = useOneTabStop(".episode-item", episodes.length, at);
   const set = (name) => (event) => setFilter({ ...filter, [name]: event.currentTarget.value, limit: page });
   return html`<section class="panel episode-list" aria-label="Episodes">
     <div class="panel-head"><h2>Episodes</h2>
@@ -29,21 +33,21 @@ export function EpisodeList({ id, list, filter, setFilter, chosen, page, nEnvs }
       <label class="field">to <input type="number" min="1" placeholder="last" aria-label="last round"
         value=${filter.last_round} onInput=${set("last_round")} /></label>
     </div>
-    <ol class="episodes">
-      ${(list?.episodes ?? []).map((one) => html`<${Item} key=${`${one.env}/${one.episode}`} id=${id} one=${one}
-        isChosen=${chosen?.env === one.env && chosen?.episode === one.episode} />`)}
+    <ol class="episodes" ref=${box} onKeyDown=${press} onFocusIn=${focus}>
+      ${episodes.map((one, k) => html`<${Item} key=${`${one.env}/${one.episode}`} id=${id} one=${one}
+        isChosen=${k === at} tabindex=${tab(k)} />`)}
       ${list && list.episodes.length < list.total && html`<li><button type="button" class="button more"
         onClick=${() => setFilter({ ...filter, limit: filter.limit + page })}>More</button></li>`}
     </ol>
   </section>`;
 }
 
-function Item({ id, one, isChosen }) {
-  const grown = one.n_grown === 1 ? "1 seed kept" : `${one.n_grown} seeds kept`;
-  const gain = isNumber(one.gain) ? `, gain ${signed(one.gain)}` : "";
+function Item({ id, one, isChosen, tabindex }) {
+  const words = `round ${one.round}, ${many(one.ep_len, "step")}, ${one.n_grown} kept`;
   return html`<li><a class=${classes("episode-item", isChosen && "chosen")} aria-current=${isChosen ? "true" : null}
-    href=${address(["run", id, "growth", one.env, one.episode])}>
-    <span>env ${one.env} · ep ${one.episode}</span><strong>${number(one.ep_rew)}</strong>
-    <span class="small muted">round ${one.round}, ${one.ep_len} steps, ${grown}${gain}</span>
+    tabindex=${tabindex} href=${address(["run", id, "growth", one.env, one.episode])}>
+    <span>env ${one.env} · ep ${one.episode}</span><strong title="return">${number(one.ep_rew)}</strong>
+    <span class="small muted">${words}</span>
+    ${isNumber(one.gain) && html`<span class="small muted" title="gain over the same host left alone">gain ${signed(one.gain)}</span>`}
   </a></li>`;
 }

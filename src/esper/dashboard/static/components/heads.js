@@ -4,15 +4,21 @@ import { classes, html } from "../html.js";
 import { probability } from "../format.js";
 import { plain } from "../words.js";
 
-/** All heads: op first, because it is drawn first and says which others are read. */
-export function Heads({ step, overview }) {
+/** All heads: op first, because it is drawn first and says which others are read. slots: the host's own names. */
+export function Heads({ step, overview, slots = [] }) {
   const names = ["op", ...(overview?.heads ?? Object.keys(step.choices)).filter((head) => head !== "op")];
   if (!step.probabilities) return html`<${Chosen} ...${{ step, overview, names }} />`;
   const relevant = new Set(step.relevant);
   return html`<div class="heads">
     ${names.map((head) => html`<${Head} key=${head} ...${{ head, step, isRead: relevant.has(head) }}
-      choices=${overview?.choices?.[head] ?? []} />`)}
+      choices=${namesOf(head, overview, slots)} />`)}
   </div>`;
+}
+
+/** The names of a head's choices; a host may name its slots otherwise than the run, and have fewer. */
+function namesOf(head, overview, slots) {
+  const names = overview?.choices?.[head] ?? [];
+  return head === "slot" ? names.map((name, k) => slots[k] ?? name) : names;
 }
 
 function Head({ head, step, isRead, choices }) {

@@ -9,6 +9,23 @@ import { TableBox } from "./table_box.js";
 
 const MOST_PARTS = 7;
 
+const SIGNS = {
+  ok: html`<path d="M1 5.5L4 8.5L9 1.5" fill="none" stroke="currentColor" stroke-width="2" />`,
+  warn: html`<path d="M5 0.5L9.8 9.5H0.2Z" fill="none" stroke="currentColor" stroke-width="1.4" /><path d="M5 3.6V6.4M5 7.4V8.4"
+    stroke="currentColor" stroke-width="1.4" />`,
+  bad: html`<path d="M1 1L9 9M9 1L1 9" stroke="currentColor" stroke-width="2" />`,
+};
+const LEVELS = { ok: "in order", warn: "to look at", bad: "wrong" };
+
+/** What the numbers below amount to. */
+export function Conclusion({ conclusion: { summary, findings } }) {
+  return html`<section class="panel conclusion" data-test="conclusion" aria-label="Conclusion">
+    <p><strong>${summary}</strong></p>
+    <ul>${findings.map(({ level, text }) => html`<li key=${text} class=${level}>
+      <svg width="11" height="11" viewBox="0 0 10 10" role="img" aria-label=${LEVELS[level]}>${SIGNS[level]}</svg><span>${text}</span></li>`)}</ul>
+  </section>`;
+}
+
 /** Counts of problems, and the latest speed and memory. */
 export function HealthFacts({ health }) {
   const facts = [
@@ -18,12 +35,14 @@ export function HealthFacts({ health }) {
     ["illegal actions", health.illegal, "Steps whose action was illegal in the host's state."],
     ["rejected by gates", health.refused_by_gates, "Steps whose action a gate rejected; they counted as waits."],
   ];
+  const shown = health.grows === false ? facts.filter(([name]) => name.startsWith("updates")) : facts;
   return html`<${Facts} label="Health">
-    ${facts.map(([name, value, title]) => html`<${Fact} key=${name} name=${name} title=${title}>${whole(value)}<//>`)}
-    <${Fact} name="steps per second, last round">${whole(health.throughput.values.at(-1))}<//>
-    <${Fact} name="memory, last round">${bytes(health.memory.values.at(-1))}<//>
-    ${health.workers && html`<${Fact} name="workers" title="Processes that collect side by side; a dead one is replaced and its work repeated.">
-      ${whole(health.workers.alive)}, ${many(health.workers.restarted ?? 0, "restart")}, ${number(health.workers.waited ?? 0, 1)} s waited<//>`}
+    ${shown.map(([name, value, title]) => html`<${Fact} key=${name} name=${name} title=${title}>${whole(value)}<//>`)}
+    <${Fact} name="steps per second" note="last round">${whole(health.throughput.values.at(-1))}<//>
+    <${Fact} name="memory" note="last round">${bytes(health.memory.values.at(-1))}<//>
+    ${health.workers && html`<${Fact} name="workers" note=${`${many(health.workers.restarted ?? 0, "restart")}, idle ${number(health.workers.waited ?? 0, 1)} s`}
+      title="Processes that collect side by side; a dead one is replaced and its work repeated.">
+      ${whole(health.workers.alive)}<//>`}
   <//>`;
 }
 
@@ -35,14 +54,14 @@ export function HealthCharts({ health, group }) {
   const seconds = largest(parts.names.map((label, k) => ({ label, rounds: parts.rounds, values: parts.values[k] })));
   const memory = health.memory.values.map((value) => (value === null ? null : value / 2 ** 20));
   return html`<div class="charts charts-2">
-    <${Chart} name="seconds" key=${seconds.length} title="Seconds per round, by part" isStacked=${true} fromZero=${true}
-      height=${230} format=${seconds2} series=${seconds} ...${common} />
-    <${Chart} name="throughput" title="Throughput" note="environment steps per second" fromZero=${true} height=${230}
+    ${seconds.length > 0 && html`<${Chart} name="seconds" key=${seconds.length} title="Time per round, by part" unit="seconds" isStacked=${true}
+      fromZero=${true} height=${230} format=${seconds2} series=${seconds} ...${common} />`}
+    <${Chart} name="throughput" title="Throughput" unit="steps per second" fromZero=${true} height=${230}
       format=${compact} series=${[{ label: "steps per second", ...health.throughput }]} ...${common} />
-    <${Chart} name="memory" title="Memory" note="MiB of the process" fromZero=${true} format=${compact}
+    <${Chart} name="memory" title="Memory" note="of the training process" unit="MiB" fromZero=${true} format=${compact}
       series=${[{ label: "resident", rounds: health.memory.rounds, values: memory }]} ...${common} />
-    <${Chart} name="governor" title="Governor" note="hosts rolled back per round" fromZero=${true} leastTop=${4} format=${whole}
-      series=${[{ label: "hosts rolled back", ...restored }]} ...${common} />
+    ${health.grows !== false && html`<${Chart} name="governor" title="Governor" note="rollbacks" unit="hosts per round" fromZero=${true}
+      leastTop=${4} format=${whole} series=${[{ label: "hosts rolled back", ...restored }]} ...${common} />`}
   </div>`;
 }
 
@@ -64,9 +83,9 @@ function largest(series) {
 export function Restored({ health, id }) {
   const { last, total } = health.governor;
   return html`<section class="panel">
-    <div class="panel-head"><h2>Hosts rolled back</h2>
+    <div class="panel-head"><h2>${health.grows === false ? "Updates" : "Hosts rolled back"}</h2>
       <span class="muted small">${total > last.length ? `the last ${last.length} of ${whole(total)}` : ""}</span></div>
-    ${last.length === 0 && html`<p class="muted">None.</p>`}
+    ${last.length === 0 && html`<p class="muted">${health.grows === false ? noProblem(health) : "None."}</p>`}
     <ul class="rows scroll-rows">${last.map((one) => html`<li>
       ${id === undefined
         ? html`<span>round ${one.round}, env ${one.env}</span>`
@@ -77,6 +96,10 @@ export function Restored({ health, id }) {
         <span class="muted small">${one.reason}</span></li>`)}</ul>`}
     <${EarlyStops} stops=${health.early_stops} />
   </section>`;
+}
+
+function noProblem({ refused_updates: refused, early_stops: stops }) {
+  return refused.length + stops.total === 0 ? "None was rejected or stopped early." : "";
 }
 
 function EarlyStops({ stops }) {
@@ -100,12 +123,12 @@ export function Notices({ health }) {
 export function Sessions({ sessions }) {
   return html`<section class="panel">
     <div class="panel-head"><h2>Sessions</h2><span class="muted small">processes that trained this run</span></div>
-    <${TableBox} label="Sessions"><table class="plain small">
+    <${TableBox} label="Sessions"><table class="plain small sessions">
       <thead><tr>${["started", "ended", "outcome", "from round", "process", "threads", "esper", "torch", "python", "platform"]
         .map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${sessions.map((one) => html`<tr key=${one.started_at}>
         <td>${moment(one.started_at)}</td><td>${one.ended_at ? moment(one.ended_at) : "–"}</td>
-        <td title=${one.message}>${one.outcome ?? "–"}${one.message ? html`<div class="muted">${one.message}</div>` : ""}</td>
+        <td class="session-outcome" title=${one.message}>${one.outcome ?? "–"}${one.message ? html`<div class="muted">${one.message}</div>` : ""}</td>
         <td>${one.first_round}</td><td>${one.pid}</td><td>${one.threads}</td>
         <td>${one.esper_version}</td><td>${one.torch_version}</td><td>${one.python_version}</td><td>${one.platform}</td>
       </tr>`)}</tbody>

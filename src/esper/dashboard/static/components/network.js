@@ -62,9 +62,9 @@ function Slot({ group, plan, state }) {
     <rect class="seed-square" x=${middle - side / 2} y=${dock.y + side / 2 - side * alpha} width=${side}
       height=${side * alpha} rx="2" fill=${stageFill(stage)} />
     ${!isLive && html`<circle class="empty-slot" cx=${middle} cy=${dock.y} r="5" />`}
-    <text class="block-name" x=${middle} y=${dock.top - 18} text-anchor="middle">${group.slot}</text>
-    <text class="tick" x=${middle} y=${dock.top - 4} text-anchor="middle">
-      ${isLive ? `${state.blueprint}, ${stage}` : stage}${fossilWords(state ?? {})}</text>
+    <text class="block-name" x=${middle} y=${dock.top - 32} text-anchor="middle">${group.slot}</text>
+    <text class="tick" x=${middle} y=${dock.top - 18} text-anchor="middle">${isLive ? `${state.blueprint}, ${stage}` : stage}</text>
+    <text class="tick" x=${middle} y=${dock.top - 4} text-anchor="middle">${fossilWords(state ?? {}).replace(", ", "")}</text>
   </g>`;
 }
 

@@ -24,7 +24,7 @@ export function layoutHost(overview, detail) {
   const last = placed.at(-1);
   const tallest = Math.max(SMALLEST, ...placed.flatMap((group) => group.blocks.map(({ side }) => side)));
   const seedSide = Math.max(28, sideOf(Math.max(0, ...seeds), scale));
-  const top = 40;
+  const top = 54;
   const dock = { top, y: top + seedSide / 2 };
   const base = top + seedSide + 22 + tallest / 2;
   return {

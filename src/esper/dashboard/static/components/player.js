@@ -1,12 +1,13 @@
 /** Goes through an episode: a slider, steps back and forth, and playing. */
 
 import { html, useEffect, useState } from "../html.js";
+import { useKeys } from "../keys.js";
 import { stepWords } from "../words.js";
 
 const MILLISECONDS = 650;
 
-/** Controls over the steps of an episode. */
-export function Player({ steps, step, onStep }) {
+/** Controls over the steps of an episode; with isKeyed, arrows and space do the same anywhere on the page. */
+export function Player({ steps, step, onStep, isKeyed = false }) {
   const [isPlaying, setPlaying] = useState(false);
   const last = steps.length - 1;
   useEffect(() => {
@@ -22,6 +23,8 @@ export function Player({ steps, step, onStep }) {
     if (!isPlaying && step >= last) onStep(0);
     setPlaying(!isPlaying);
   };
+  const move = (by) => onStep(Math.min(last, Math.max(0, step + by)));
+  useKeys(isKeyed ? { ArrowLeft: () => move(-1), ArrowRight: () => move(1), " ": play } : {});
   const words = `step ${step + 1} of ${last + 1}: ${stepWords(steps[step])}`;
   return html`<div class="player">
     <button type="button" class="button" onClick=${play} aria-pressed=${isPlaying}>

@@ -17,7 +17,7 @@ export function SeedBar({ bar, axis, base, height, detail, until }) {
   return html`<g class="seed">
     <title>${name}${size}: ${bar.parts.map(({ stage }) => stage).join(", ")}</title>
     ${parts.map((part) => html`<${Part} ...${{ part, alphas, axis, base, height }} />`)}
-    <text class="seed-name" x=${start + 1} y=${base - height - 3}>${fitted(name, until - start)}</text>
+    ${parts.length > 0 && html`<text class="seed-name" x=${start + 1} y=${base - height - 3}>${fitted(name, until - start)}</text>`}
     <${Events} ...${{ bar, axis, detail, y: base - height / 2 }} />
   </g>`;
 }

@@ -1,6 +1,7 @@
 /** The life of a host: its accuracy above, a lane for each slot below, epochs across. */
 
 import { classes, html, useEffect, useRef } from "../html.js";
+import { STAGE_COLOURS } from "../colours.js";
 import { number } from "../format.js";
 import { refusalWords, stepWords } from "../words.js";
 import { MarkAt, MarkLegend, markOf } from "./marks.js";
@@ -14,6 +15,7 @@ const LANES = { top: 128, bar: 30, seed: 16, name: 15 };
 const RIGHT = 8;
 /** The name of the curve of the host left alone: its width, and how far from the curve it may stand. */
 const ALONE = { width: 56, places: [10, 14, 18, -10, -14, -18] };
+const FINAL = { width: 76, places: [-7, 9] };
 /** From this width on, the names of slots stand beside their lanes, not above them. */
 const WIDE = 640;
 /** Up to so many epochs the whole budget is shown, so that an early end is seen. */
@@ -24,7 +26,7 @@ const WHOLE_BUDGET = 40;
  *
  * onStep is called with the number of a step when it is hovered, clicked, focused or reached by an arrow key.
  */
-export function Timeline({ detail, step, onStep }) {
+export function Timeline({ detail, step, onStep, isRunning = false }) {
   const [box, width] = useWidth();
   const axis = makeAxis(detail, width);
   // A host in progress may name its slots differently from others.
@@ -33,7 +35,7 @@ export function Timeline({ detail, step, onStep }) {
   return html`<div class="timeline" data-test="timeline" ref=${box} style=${{ minHeight: `${height}px` }}>
     ${width > 0 && html`
       <svg width=${width} height=${height} role="img" aria-label=${summary(detail)}>
-        <${Unspent} ...${{ axis, height, isOver: detail.is_over }} />
+        <${Unspent} ...${{ axis, height, isRunning: isRunning && !detail.is_over }} />
         <${Chosen} ...${{ axis, step, height }} />
         <${Curve} ...${{ detail, axis }} />
         <${Ops} ...${{ detail, axis }} />
@@ -70,7 +72,7 @@ function makeAxis(detail, width) {
   const x = (epoch) => left + epoch * size;
   const byStep = new Map(steps.map((one, k) => [one.step, k]));
   const middle = (k) => x(k + 0.5);
-  return { columns, size, x, middle, byStep, used, end: hasEnd ? trained : null, isWide, lane, left, right: x(columns) };
+  return { columns, size, x, middle, byStep, budget, trained, used, end: hasEnd ? trained : null, isWide, lane, left, right: x(columns) };
 }
 
 function ends({ parts }) {
@@ -83,13 +85,13 @@ function Chosen({ axis, step, height }) {
 }
 
 /** The part of the budget that was not used, or is still to come. */
-function Unspent({ axis, height, isOver }) {
+function Unspent({ axis, height, isRunning }) {
   const left = axis.x(axis.used);
   if (axis.right - left < 2) return null;
-  const words = isOver ? "unused" : "remaining";
+  const words = `${axis.budget - axis.trained} of ${axis.budget} epochs ${isRunning ? "remaining" : "unused"}`;
   return html`<g>
     <rect class="unspent" x=${left} y="0" width=${axis.right - left} height=${height - 20} />
-    ${axis.right - left > 64 && html`<text class="tick" x=${(left + axis.right) / 2} y=${height - 6}
+    ${axis.right - left > 140 && html`<text class="tick" x=${(left + axis.right) / 2} y=${height - 6}
       text-anchor="middle">${words}</text>`}
   </g>`;
 }
@@ -103,15 +105,25 @@ function Curve({ detail, axis }) {
   const y = (score) => CURVE.top + CURVE.height * (1 - (score - low) / (high - low));
   const ticks = [low, (low + high) / 2, high];
   return html`<g class="curve">
+    ${axis.isWide && html`<text class="tick" x=${axis.left - 44} y=${CURVE.top + CURVE.height / 2 + 4} text-anchor="end">score</text>`}
     ${ticks.map((value) => html`<line class="gridline" x1=${axis.left} x2=${axis.right} y1=${y(value)} y2=${y(value)} />
       <text class="tick" x=${axis.left - 8} y=${y(value) + 4} text-anchor="end">${number(value, 2)}</text>`)}
-    ${final !== null && html`<line class="final" x1=${axis.left} x2=${axis.x(axis.used)} y1=${y(final)} y2=${y(final)}>
-      <title>final score ${number(final)}</title></line>`}
+    ${final !== null && html`<${Final} ...${{ points, alone, final, axis, y }} />`}
     ${alone.length > 0 && html`<${Alone} ...${{ points, alone, final, y }} />`}
     <polyline class="score" points=${points.map(([x, score]) => `${x},${y(score)}`).join(" ")} />
     ${points.map(([x, score]) => html`<circle class="score-dot" cx=${x} cy=${y(score)} r="2.5" />`)}
     ${detail.governor.map((one) => html`<${MarkAt} kind="governor" className="mark bad-mark"
       x=${axis.middle(axis.byStep.get(one.step) ?? Math.max(0, one.epoch - 1))} y=${CURVE.top + 10} title=${one.reason} />`)}
+  </g>`;
+}
+
+/** The score that the host ended with, named at the beginning of its line. */
+function Final({ points, alone, final, axis, y }) {
+  const near = [...points, ...alone].filter(([left]) => left <= axis.left + FINAL.width).map(([, one]) => y(one));
+  return html`<g>
+    <line class="final" x1=${axis.left} x2=${axis.x(axis.used)} y1=${y(final)} y2=${y(final)}>
+      <title>final score ${number(final)}</title></line>
+    <text class="tick line-name" x=${axis.left + 4} y=${freePlace(y(final), near, FINAL.places) + 4}>final ${number(final)}</text>
   </g>`;
 }
 
@@ -128,16 +140,16 @@ function Alone({ points, alone, final, y }) {
   const lines = [...near.map(([, one]) => one), ...(final === null ? [] : [final])].map(y);
   return html`<g>
     <polyline class="alone" points=${alone.map(([left, one]) => `${left},${y(one)}`).join(" ")} />
-    <text class="tick alone-name" x=${x} y=${freePlace(y(score), lines) + 4} text-anchor="end">left alone</text>
+    <text class="tick line-name" x=${x} y=${freePlace(y(score), lines, ALONE.places) + 4} text-anchor="end">left alone</text>
   </g>`;
 }
 
 /** Gives the height near that of a curve's end which is farthest from all lines. */
-function freePlace(height, lines) {
-  const inside = ALONE.places.map((by) => height + by)
+function freePlace(height, lines, places) {
+  const inside = places.map((by) => height + by)
     .filter((one) => one >= CURVE.top && one <= CURVE.top + CURVE.height);
   const room = (one) => Math.min(...lines.map((line) => Math.abs(line - one)));
-  return inside.reduce((best, one) => (room(one) > room(best) ? one : best));
+  return inside.reduce((best, one) => (room(one) > room(best) ? one : best), inside[0] ?? height);
 }
 
 function Ops({ detail, axis }) {
@@ -160,21 +172,35 @@ function Lane({ detail, axis, slot, k }) {
   return html`<g class="lane">
     ${name}
     <line class="gridline" x1=${axis.left} x2=${axis.right} y1=${base} y2=${base} />
+    ${bars.map((bar) => html`<${Fossil} key=${bar.seed} ...${{ bar, axis, base }} />`)}
     ${bars.map((bar, i) => html`<${SeedBar} key=${bar.seed} ...${{ bar, axis, base, detail }}
       height=${LANES.bar} until=${axis.x(bars[i + 1]?.parts[0]?.from ?? axis.columns)} />`)}
   </g>`;
 }
 
+/** What a fossilized seed leaves: it stays part of the block when its slot is free again. */
+function Fossil({ bar, axis, base }) {
+  const last = bar.parts.at(-1);
+  const [left, right] = [axis.x(last?.to ?? 0), axis.x(axis.trained)];
+  if (last?.stage !== "fossilized" || right <= left) return null;
+  return html`<rect class="fossil" x=${left} y=${base + 1} width=${right - left} height="4" fill=${STAGE_COLOURS.fossilized}>
+    <title>${bar.blueprint ?? "the seed"} is part of the block</title></rect>`;
+}
+
+/** Epochs below the drawing: the last one always, and as many before it as have room. */
 function EpochAxis({ axis, height }) {
   const every = Math.max(1, Math.ceil(26 / axis.size));
-  const epochs = Array.from({ length: axis.used }, (_, k) => k + 1);
-  const isEnd = (epoch) => epoch - 1 === axis.end;
-  const isNear = (epoch) => axis.end !== null && Math.abs(epoch - 1 - axis.end) < every;
-  const isShown = (epoch) => isEnd(epoch) || (epoch % every === 0 && !isNear(epoch));
+  const last = axis.end ?? axis.used;
+  // The step that ends an episode trains no epoch; where its column is narrow, it is named together with the last epoch.
+  const isJoined = axis.end !== null && axis.size < 30;
+  const room = isJoined ? 60 : 26;
+  const isShown = (epoch) => (epoch === last ? !isJoined : epoch % every === 0 && (last - epoch) * axis.size >= room);
+  const epochs = Array.from({ length: last }, (_, k) => k + 1).filter(isShown);
   return html`<g>
     <text class="tick" x=${axis.left - 8} y=${height - 6} text-anchor="end">epoch</text>
-    ${epochs.filter(isShown).map((epoch) => html`<text class="tick" x=${axis.middle(epoch - 1)} y=${height - 6}
-      text-anchor="middle">${isEnd(epoch) ? "end" : epoch}</text>`)}
+    ${epochs.map((epoch) => html`<text class="tick" x=${axis.middle(epoch - 1)} y=${height - 6} text-anchor="middle">${epoch}</text>`)}
+    ${axis.end !== null && html`<text class="tick" x=${isJoined ? axis.x(axis.used) : axis.middle(axis.end)} y=${height - 6}
+      text-anchor=${isJoined ? "end" : "middle"}>${isJoined ? `${axis.end}, end` : "end"}</text>`}
   </g>`;
 }
 

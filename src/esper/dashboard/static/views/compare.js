@@ -1,9 +1,9 @@
 /** Compare: runs side by side, their curves in the same charts, their settings where they differ. */
 
-import { html } from "../html.js";
+import { classes, html } from "../html.js";
 import { useChartGroup } from "../chart_group.js";
 import { ZoomBar } from "../charts.js";
-import { DifferingSettings, Headlines } from "../components/headlines.js";
+import { DifferingSettings, Headlines, Outcome } from "../components/headlines.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { useManyMetrics, useManyRuns, useQuery } from "../data.js";
 import { useAnyMark } from "../live.js";
@@ -33,7 +33,8 @@ function Chooser({ runs, ids }) {
     go(address(["compare"], { runs: next.map(encodeURIComponent).join(",") }), { replace: true });
   };
   return html`<fieldset class="chooser"><legend class="hidden-text">Runs</legend>
-    ${runs.filter(({ position }) => position > 0).map(({ id, name }) => html`<label key=${id}>
+    ${runs.filter(({ position }) => position > 0).map(({ id, name, task }) => html`<label key=${id}
+      class=${classes("chip", ids.includes(id) && "on")} title=${task}>
       <input type="checkbox" checked=${ids.includes(id)} onChange=${() => turn(id)} />${name}</label>`)}
   </fieldset>`;
 }
@@ -44,10 +45,11 @@ function Compared({ runs, ids, mark }) {
   const last = Math.max(0, ...tables.map(({ roundsDone }) => roundsDone ?? 0));
   return html`<div class="stack">
     <${Problem} error=${error} />
+    <${Outcome} runs=${runs} />
     <${Headlines} runs=${runs} />
+    <${DifferingSettings} runs=${runs} />
     <div class="screen-head compare-zoom"><h2>Learning curves</h2>
       <div class="rest"><${ZoomBar} group=${group} last=${last} /></div></div>
     ${version > 0 && html`<${CompareCharts} names=${runs.map(({ name }) => name)} ...${{ tables, version, group }} />`}
-    <${DifferingSettings} runs=${runs} />
   </div>`;
 }

@@ -11,7 +11,8 @@ export function Gate({ id, children }) {
   const readiness = useReadiness(id);
   if (readiness === "waiting") return html`<${Waiting} height=${600} />`;
   if (readiness === "unknown") {
-    return html`<div class="panel"><${Empty} title="No such run."><a href="#/">All runs</a><//></div>`;
+    return html`<div class="panel"><${Empty} title="No such run.">
+      A run that is just starting appears here in a few seconds.${" "}<a href="#/">All runs</a><//></div>`;
   }
   if (readiness === "unreadable") return html`<${Unreadable} id=${id} />`;
   if (readiness === "empty") {

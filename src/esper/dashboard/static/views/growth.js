@@ -6,7 +6,8 @@ import { Episode } from "../components/episode.js";
 import { EpisodeList } from "../components/episode_list.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { useQuery } from "../data.js";
-import { useRoundMark, useRowMark } from "../live.js";
+import { useKeys } from "../keys.js";
+import { useLiveRun, useRoundMark, useRowMark } from "../live.js";
 import { address, go } from "../router.js";
 
 const PAGE = 50;
@@ -26,6 +27,13 @@ export function GrowthScreen({ id, rest, options }) {
     // The list moves on while a run is live; what is looked at stays.
     if (!isListed && chosen) go(address(["run", id, "growth", chosen.env, chosen.episode]), { replace: true });
   }, [isListed, chosen?.env, chosen?.episode]);
+  const choose = (by) => {
+    const all = list.data?.episodes ?? [];
+    const at = all.findIndex(({ env, episode }) => chosen?.env === env && chosen?.episode === episode);
+    const next = all[at + by];
+    if (next) go(address(["run", id, "growth", next.env, next.episode]));
+  };
+  useKeys({ j: () => choose(1), k: () => choose(-1) });
   return html`
     <h1 class="hidden-text">Growth</h1>
     <${Problem} error=${runError ?? list.error} />
@@ -45,6 +53,7 @@ export function GrowthScreen({ id, rest, options }) {
 
 function ChosenEpisode({ id, chosen, options, overview }) {
   const [isOver, setOver] = useState(false);
+  const isRunning = useLiveRun(id)?.state === "running";
   const mark = useRowMark(id);
   const path = runPath(id, "episodes", chosen.env, chosen.episode);
   const { data, error } = useQuery(path, isOver ? "over" : mark);
@@ -53,13 +62,13 @@ function ChosenEpisode({ id, chosen, options, overview }) {
   useEffect(() => () => clearTimeout(timer.current), []);
   const keepStep = useCallback((step) => {
     clearTimeout(timer.current);
-    const to = address(["run", id, "growth", chosen.env, chosen.episode], { step });
+    const to = address(["run", id, "growth", chosen.env, chosen.episode], { step: step + 1 });
     timer.current = setTimeout(() => go(to, { replace: true }), STEP_DELAY);
   }, [id, chosen.env, chosen.episode]);
   if (!data && error) return html`<${Problem} error=${error} /><${Neighbours} ...${{ id, chosen }} hasNext=${false} />`;
   if (!data) return html`<${Waiting} height=${560} />`;
-  const first = /^\d+$/.test(options.step ?? "") ? Number(options.step) : null;
-  return html`<${Episode} ...${{ detail: data, overview }} firstStep=${first} onStep=${keepStep}
+  const first = /^[1-9]\d*$/.test(options.step ?? "") ? Number(options.step) - 1 : null;
+  return html`<${Episode} ...${{ detail: data, overview, isRunning }} isKeyed=${true} firstStep=${first} onStep=${keepStep}
     head=${html`<${Neighbours} ...${{ id, chosen }} hasNext=${data.is_over && (overview?.learns ?? true)} />`} />`;
 }
 

@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { runPath } from "../api.js";
 import { useChartGroup } from "../chart_group.js";
 import { ZoomBar } from "../charts.js";
-import { HealthCharts, HealthFacts, Notices, Restored, Sessions } from "../components/health.js";
+import { Conclusion, HealthCharts, HealthFacts, Notices, Restored, Sessions } from "../components/health.js";
 import { Problem, Waiting } from "../components/messages.js";
 import { useQuery } from "../data.js";
 import { useRoundMark } from "../live.js";
@@ -18,6 +18,7 @@ export function HealthScreen({ id }) {
     <div class="screen-head"><h1>Health</h1>
       <div class="rest"><${ZoomBar} group=${group} last=${data.throughput.rounds.at(-1) ?? 0} /></div></div>
     <${Problem} error=${error} />
+    <${Conclusion} conclusion=${data.conclusion} />
     <${HealthFacts} health=${data} />
     <div class="stack">
       <${HealthCharts} health=${data} group=${group} />

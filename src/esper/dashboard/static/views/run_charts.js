@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { Chart } from "../charts.js";
-import { compact, count, number } from "../format.js";
+import { compact, count, number, probability } from "../format.js";
 import { plain } from "../words.js";
 
 const GREY = () => "#85898e";
@@ -10,19 +10,24 @@ const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alp
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
 /** All charts in a grid. */
-export function RunCharts({ table, version, klLimit, group, learns = true }) {
-  const charts = learns ? chartsOf(table, klLimit) : ownCharts(table);
+export function RunCharts({ table, version, klLimit, group, steps = null, learns = true, grows = true }) {
+  const charts = !grows ? ppoCharts(table, klLimit) : learns ? chartsOf(table, klLimit, steps) : ownCharts(table);
   return html`<div class="charts">
     ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
-      ...${{ version, group }} />`)}
+      ...${{ version, group }} xTitle=${learns ? "round" : "epoch"} />`)}
   </div>`;
 }
 
-function chartsOf(table, klLimit) {
+/** The steps of all environments in a round, or null if unknown. */
+export function stepsPerRound(overview) {
+  return overview?.n_envs && overview?.n_steps ? overview.n_envs * overview.n_steps : null;
+}
+
+function chartsOf(table, klLimit, steps = null) {
   const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
   return [
     {
-      name: "return", title: "Return", note: "score minus costs", format: number,
+      name: "return", title: "Return", note: "score minus costs, mean per episode", unit: "return", format: number,
       series: [
         line("training", "rollout/ep_rew_mean"),
         line("held-out", "eval/mean_reward", { isPoints: true, dash: [] }),
@@ -30,26 +35,26 @@ function chartsOf(table, klLimit) {
       ],
     },
     {
-      name: "score", title: "Accuracy", note: "final score", format: number,
+      name: "score", title: "Accuracy", note: "of the final host", unit: "final score", format: number,
       series: [
         line("training", "growth/score"),
         line("held-out", "eval/score", { isPoints: true, dash: [] }),
-        constant("held-out, no growth", lastOf(table.get("growth/static_score"))),
+        constant("left alone", lastOf(table.get("growth/static_score"))),
       ],
     },
     {
-      name: "parameters", title: "Parameters", note: "mean per host", format: count, fromZero: true,
+      name: "parameters", title: "Parameters", note: "mean per host", unit: "parameters", format: count, fromZero: true,
       series: [line("initial host", "growth/host_parameters", { dash: [7, 4], colour: GREY }), total(table)],
     },
     {
-      name: "flops", title: "FLOPs", note: "relative to the reference run", fromZero: true, format: number,
+      name: "flops", title: "FLOPs", note: "relative to the reference run", unit: "share of reference", fromZero: true, format: number,
       series: [
         line("training", "growth/flops"),
         line("held-out", "eval/flops", { isPoints: true, dash: [] }),
       ],
     },
     {
-      name: "kl", title: "KL divergence of the update", fromZero: true, format: compact,
+      name: "kl", title: "KL divergence of the update", unit: "nats", fromZero: true, format: compact,
       series: [
         line("mean over heads", "train/approx_kl"),
         line("joint action", "train/joint_kl"),
@@ -57,23 +62,28 @@ function chartsOf(table, klLimit) {
       ],
     },
     {
-      name: "entropy", title: "Entropy by head", note: "0 is deterministic", fromZero: true, format: compact,
+      name: "entropy", title: "Entropy by head", note: "0 is deterministic", unit: "nats", fromZero: true, format: compact,
       series: known(table, "train/entropy/", HEADS).map((head) => line(plain(head), `train/entropy/${head}`)),
     },
     {
-      name: "losses", title: "Losses", note: "policy on the right axis", format: compact,
+      name: "losses", title: "Losses", unit: "value loss", secondUnit: "policy loss", format: compact,
       series: [
         line("value", "train/value_loss"),
         line("policy", "train/policy_gradient_loss", { scale: "second" }),
       ],
     },
     {
-      name: "explained-variance", title: "Explained variance", note: "of the returns by the critic; 1 is perfect", format: number,
+      name: "explained-variance", title: "Explained variance", note: "1 is perfect", unit: "share of variance", format: number,
       series: [line("explained variance", "train/explained_variance")],
     },
     {
-      name: "ops", title: "Ops", note: "per episode that ended in the round", fromZero: true, format: compact,
+      name: "ops", title: "Ops", note: "of episodes that ended in the round", unit: "per episode", fromZero: true, format: compact,
       series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)),
+    },
+    {
+      name: "not-carried-out", title: "Actions not carried out", unit: "share of steps", fromZero: true, format: probability,
+      axisFormat: probability,
+      series: steps === null ? [] : lost(table, steps),
     },
   ].filter(({ series }) => series.length > 0);
 }
@@ -86,16 +96,60 @@ function ownCharts(table) {
     .map((chart) => (chart.name === "score" ? asValidation(chart) : { ...chart, note: null }));
 }
 
+/** The charts of PPO on an environment of the user's own, which has returns and updates but no hosts. */
+function ppoCharts(table, klLimit) {
+  const lengths = {
+    name: "length", title: "Episode length", note: "steps", format: compact, fromZero: true,
+    series: [{ label: "training", ...table.get("rollout/ep_len_mean") }],
+  };
+  const [first, ...others] = chartsOf(table, klLimit)
+    .map((chart) => ({ ...chart, series: chart.series.filter(hasValues) }))
+    .filter(({ series }) => series.some(({ rounds }) => rounds));
+  const returns = { ...first, note: "mean of episodes", format: compact, series: first.series.map(asEvaluation) };
+  const updates = table.namesBelow("train/entropy/").length > 1 ? others : others.map(ofOneHead);
+  return [returns, ...(hasValues(lengths.series[0]) ? [lengths] : []), ...updates];
+}
+
+/** Leaves out what is said of heads: an action of one part has only one. */
+function ofOneHead(chart) {
+  const named = (label, series) => series.map((one) => ({ ...one, label }));
+  if (chart.name === "entropy") return { ...chart, title: "Entropy", series: named("policy", chart.series) };
+  if (chart.name !== "kl") return chart;
+  const [mean, , ...limit] = chart.series;
+  return { ...chart, series: [...named("update", [mean]), ...limit] };
+}
+
+function hasValues({ values, constant }) {
+  return values ? values.some((value) => value !== null) : Number.isFinite(constant);
+}
+
+function asEvaluation(one) {
+  return one.label === "held-out" ? { ...one, label: "evaluation" } : one;
+}
+
 function asValidation(chart) {
   return { ...chart, title: "Score", note: null, series: chart.series.map((one) => ({ ...one, label: "validation" })) };
+}
+
+/** Actions that were refused or illegal as shares of steps; nothing while there is none. */
+function lost(table, steps) {
+  return [["refused by a gate", "growth/refused"], ["illegal", "growth/illegal"]]
+    .map(([label, name]) => ({ label, ...table.get(name) }))
+    .filter(({ values }) => values.some((value) => value > 0))
+    .map((one) => ({ ...one, values: one.values.map((value) => value / steps) }));
 }
 
 /** Hosts with their seeds, as one series. */
 function total(table) {
   const host = table.get("growth/host_parameters");
   const seeds = table.get("growth/seed_parameters");
-  const values = host.values.map((value, i) => (value === null ? null : value + (seeds.values[i] ?? 0)));
-  return { label: "with seeds", rounds: host.rounds, values, colour: null, dash: [] };
+  let last = 0; // of the hosts, up to the round: in a long run, each series keeps rounds of its own
+  const values = seeds.values.map((value, i) => {
+    while (last + 1 < host.rounds.length && host.rounds[last + 1] <= seeds.rounds[i]) last += 1;
+    const base = host.values[last] ?? null;
+    return value === null || base === null ? null : base + value;
+  });
+  return { label: "with seeds", rounds: seeds.rounds, values, colour: null, dash: [] };
 }
 
 /** A level line. It has its place in the legend from the start, so that nothing moves when it is known. */

@@ -4,9 +4,10 @@ import { html, useState } from "../html.js";
 import { StateBadge } from "../components/badge.js";
 import { Progress } from "../components/facts.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
+import { CurveSpark, curveScales } from "../components/sparkline.js";
 import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
-import { isNumber, moment, number, parameters, signed, tone } from "../format.js";
+import { clearTone, gapWords, isNumber, many, moment, number, parameters, signed } from "../format.js";
 import { useAnyMark } from "../live.js";
 import { address, go } from "../router.js";
 
@@ -15,19 +16,24 @@ const COLUMNS = [
   { key: "state", label: "state", start: 1 },
   { key: "task", label: "task", start: 1 },
   { key: "progress", label: "rounds", start: -1, of: (run) => run.rounds_done / run.rounds },
-  { key: "best_return", label: "best return", start: -1, isNumber: true, title: "on held-out hosts" },
-  { key: "accuracy_gain", label: "gain", start: -1, isNumber: true, title: "score minus that of the same hosts without growth" },
+  { key: "best_return", label: "held-out return", start: -1, isNumber: true,
+    title: "Return on held-out hosts over training, and the best. Curves of the same task have the same scale; the dashed line is the fixed schedule." },
+  { key: "fixed_gap", label: "vs fixed schedule", start: -1, isNumber: true, of: fixedGap,
+    title: "Return minus that of the fixed schedule on the same hosts. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
+  { key: "score_gap", label: "gain", start: -1, isNumber: true, of: scoreGap,
+    title: "Score minus that of the same hosts without growth. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
   { key: "parameters", label: "parameters", start: -1, isNumber: true, title: "host + seeds", of: allParameters },
   { key: "created_at", label: "started", start: -1 },
 ];
 
-/** All runs in a table that can be sorted, with boxes to compare some of them. */
+/** All runs in a table that can be searched and sorted, with boxes to compare some of them. */
 export function RunsScreen() {
   const { data, error } = useQuery("runs", useAnyMark());
   const [order, setOrder] = useState({ key: "created_at", direction: -1 });
   const [ticked, setTicked] = useState(new Set());
+  const [wanted, setWanted] = useState("");
   if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
-  const runs = sorted(data.runs, order);
+  const runs = sorted(data.runs.filter((run) => matches(run, wanted)), order);
   const chosen = data.runs.filter(({ id }) => ticked.has(id)).map(({ id }) => id);
   const tick = (id) => {
     const next = new Set(ticked);
@@ -37,27 +43,41 @@ export function RunsScreen() {
   return html`
     <div class="screen-head">
       <h1>Runs</h1>
-      <span class="muted small">${data.runs_dir}</span>
+      <span class="muted small">${many(data.runs.length, "run")} in ${data.runs_dir}</span>
       <div class="rest">
-        <span class="muted small">${chosen.length < 2 ? "Select two or more to compare." : ""}</span>
+        ${data.runs.length > 1 && html`<label class="field">find <input type="search" value=${wanted} placeholder="name, task, notes"
+          onInput=${(event) => setWanted(event.currentTarget.value)} /></label>`}
         <button type="button" class="button main" disabled=${chosen.length < 2}
+          title=${chosen.length < 2 ? "Select two or more runs to compare." : ""}
           onClick=${() => go(address(["compare"], { runs: chosen.map(encodeURIComponent).join(",") }))}>
           Compare${chosen.length > 1 ? ` ${chosen.length}` : ""}</button>
       </div>
     </div>
     <${Problem} error=${error} />
-    ${runs.length === 0
+    ${data.runs.length === 0
       ? html`<div class="panel"><${Empty} title="No runs yet.">
           Start one with <code>esper train</code>; it appears here automatically.<//></div>`
-      : html`<${TableBox} label="Runs" className="panel"><${Table} ...${{ runs, order, setOrder, ticked, tick }} /><//>`}`;
+      : runs.length === 0
+        ? html`<div class="panel"><${Empty} title="No matching run.">
+            Names, tasks, states and notes are searched.<//></div>`
+        : html`<${TableBox} label="Runs" className="panel"><${Table} ...${{ runs, order, setOrder, ticked, tick }}
+            scales=${curveScales(data.runs)} /><//>
+          <p class="muted small under">Select two or more runs to compare them. Notes are the file <code>notes.md</code> in a run's folder.</p>`}`;
 }
 
-function Table({ runs, order, setOrder, ticked, tick }) {
+/** Tells whether every word is somewhere in what is known of a run. */
+function matches(run, wanted) {
+  const text = [run.name, run.task, run.state, run.notes].join(" ").toLowerCase();
+  return wanted.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+}
+
+function Table({ runs, order, setOrder, ticked, tick, scales }) {
   return html`<table class="plain runs">
     <thead><tr><th scope="col"><span class="hidden-text">compare</span></th>
       ${COLUMNS.map((column) => html`<${Heading} key=${column.key} ...${{ column, order, setOrder }} />`)}
     </tr></thead>
-    <tbody>${runs.map((run) => html`<${Row} key=${run.id} run=${run} isTicked=${ticked.has(run.id)} tick=${tick} />`)}</tbody>
+    <tbody>${runs.map((run) => html`<${Row} key=${run.id} run=${run} isTicked=${ticked.has(run.id)}
+      tick=${tick} scale=${scales(run)} />`)}</tbody>
   </table>`;
 }
 
@@ -70,7 +90,7 @@ function Heading({ column, order, setOrder }) {
       aria-hidden="true">${isOrder ? (order.direction > 0 ? "↑" : "↓") : ""}</span></button></th>`;
 }
 
-function Row({ run, isTicked, tick }) {
+function Row({ run, isTicked, tick, scale }) {
   const box = html`<input type="checkbox" checked=${isTicked} disabled=${run.state === "unreadable"}
     aria-label=${`compare ${run.name}`} onChange=${() => tick(run.id)} />`;
   if (run.state === "unreadable") {
@@ -80,17 +100,42 @@ function Row({ run, isTicked, tick }) {
   }
   return html`<tr data-test="run-row">
     <td>${box}</td>
-    <th scope="row"><a href=${address(["run", run.id])}>${run.name}</a></th>
+    <th scope="row"><a href=${address(["run", run.id])}>${run.name}</a>
+      ${run.notes && html`<div class="runs-notes muted small" title=${run.notes}>${firstLine(run.notes)}</div>`}</th>
     <td><${StateBadge} state=${run.state} /></td>
     <td class="runs-task">${run.task}</td>
     <td class="runs-progress"><${Progress} share=${run.rounds_done / run.rounds} label="rounds done" />
       <span class="small muted">${run.rounds_done ?? 0} of ${run.rounds ?? "–"}</span></td>
-    <td class="n" data-name="best return">${number(run.best_return)}</td>
-    <td class="n" data-name="gain"><span class=${tone(run.accuracy_gain)}>
-      ${signed(run.accuracy_gain)}</span></td>
+    <td class="n" data-name="held-out return"><span class="runs-curve">
+      <${CurveSpark} points=${run.returns} level=${run.fixed_return} scale=${scale} />
+      ${number(run.best_return)}</span></td>
+    <td class="n" data-name="vs fixed"><${Gap} gap=${run.fixed_gap} otherwise=${fixedGap(run)} /></td>
+    <td class="n" data-name="gain"><${Gap} gap=${run.score_gap} otherwise=${scoreGap(run)} /></td>
     <td class="n" data-name="parameters">${parameters(run.host_parameters, run.seed_parameters)}</td>
     <td class="small muted runs-begun">${moment(run.created_at)}</td>
   </tr>`;
+}
+
+/** A difference on held-out hosts: final with its interval, or so far in brackets. */
+export function Gap({ gap, otherwise }) {
+  if (gap) return html`<span class=${clearTone(gap)} title=${gapWords(gap)}>${signed(gap.mean)}</span>`;
+  if (!isNumber(otherwise)) return "–";
+  return html`<span class="muted" title="The best evaluation during training; not a final comparison.">(${signed(otherwise)})</span>`;
+}
+
+/** Gives the return minus that of the fixed schedule, as well as it is known. */
+export function fixedGap(run) {
+  if (run.fixed_gap) return run.fixed_gap.mean;
+  return isNumber(run.best_return) && isNumber(run.fixed_return) ? run.best_return - run.fixed_return : null;
+}
+
+/** Gives the score minus that of the same hosts without growth, as well as it is known. */
+export function scoreGap(run) {
+  return run.score_gap ? run.score_gap.mean : (run.accuracy_gain ?? null);
+}
+
+function firstLine(text) {
+  return text.split("\n", 1)[0].replace(/^#+\s*/, "");
 }
 
 function allParameters(run) {

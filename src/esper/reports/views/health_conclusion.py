@@ -1,0 +1,160 @@
+"""What the health of a run amounts to: a sentence, and what to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, TypedDict, get_args
+
+from esper.formatting import many, memory, share, whole
+
+OFTEN_RESTORED = 0.05
+"""Rollbacks per episode from which hosts count as unstable."""
+OFTEN_STOPPED = 0.5
+"""Share of updates stopped early from which the learning rate counts as high."""
+SLOWER, LARGER = 0.7, 1.5
+"""Changes of speed and memory that count, last quarter of the rounds against the first."""
+FEWEST_ROUNDS = 8
+"""Rounds from which such a change is looked for."""
+
+Level = Literal["ok", "warn", "bad"]
+
+
+class Finding(TypedDict):
+    """One conclusion about a run's health, in a sentence."""
+
+    level: Level
+    text: str
+
+
+class Conclusion(TypedDict):
+    """What the health of a run amounts to."""
+
+    level: Level
+    """The worst level of the findings."""
+    summary: str
+    findings: list[Finding]
+    """The worst first."""
+
+
+_LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthCounts:
+    """How often something happened in a run."""
+
+    episodes: int
+    updates: int
+    restored: int
+    """Hosts rolled back."""
+    rejected: int
+    """Updates rejected."""
+    stopped: int
+    """Updates stopped early."""
+    illegal: int
+    """Illegal actions."""
+
+
+def conclude(
+    counts: HealthCounts,
+    *,
+    speeds: Sequence[float | None],
+    sizes: Sequence[float | None],
+    n_restarts: int | None,
+) -> Conclusion:
+    """Return what the health of a run amounts to.
+
+    Args:
+        counts: How often something happened.
+        speeds: Environment steps per second of each round.
+        sizes: Bytes of memory after each round.
+        n_restarts: Workers that died and were replaced; None if there are no workers.
+    """
+    found = (
+        _judge_actions(counts),
+        _judge_updates(counts),
+        _judge_hosts(counts),
+        _judge_workers(n_restarts),
+        _judge_speed(speeds),
+        _judge_memory(sizes),
+    )
+    findings = [one for one in found if one is not None]
+    findings.sort(key=lambda one: _LEVELS.index(one["level"]), reverse=True)
+    level = findings[0]["level"] if findings else "ok"
+    n_wrong = sum(one["level"] != "ok" for one in findings)
+    summary = f"{many(n_wrong, 'thing')} to look at." if n_wrong else "Nothing is wrong."
+    if not findings:
+        summary = "Nothing to judge yet."
+    return {"level": level, "summary": summary, "findings": findings}
+
+
+def _judge_actions(counts: HealthCounts) -> Finding | None:
+    if not counts.illegal:
+        return None
+    text = f"Illegal actions, which masks should prevent: {whole(counts.illegal)}."
+    return {"level": "bad", "text": text}
+
+
+def _judge_updates(counts: HealthCounts) -> Finding | None:
+    if not counts.updates:
+        return None
+    of = f"of {many(counts.updates, 'update')}"
+    if counts.rejected:
+        text = f"Rejected because a value was not finite: {whole(counts.rejected)} {of}."
+        return {"level": "bad", "text": f"{text} A lower ppo.learning_rate may prevent it."}
+    stopped = counts.stopped / counts.updates
+    if stopped > OFTEN_STOPPED:
+        text = f"Stopped early at the KL limit: {share(stopped)} {of}."
+        return {"level": "warn", "text": f"{text} A lower ppo.learning_rate changes less at once."}
+    return {"level": "ok", "text": f"No update was rejected; {share(stopped)} {of} stopped early."}
+
+
+def _judge_hosts(counts: HealthCounts) -> Finding | None:
+    if not counts.episodes:
+        return None
+    text = f"{many(counts.restored, 'rollback')} in {many(counts.episodes, 'episode')}"
+    if counts.restored > OFTEN_RESTORED * counts.episodes:
+        return {"level": "warn", "text": f"Hosts are often unstable: {text}."}
+    return {"level": "ok", "text": f"Hosts are stable: {text}."}
+
+
+def _judge_workers(n_restarts: int | None) -> Finding | None:
+    if n_restarts is None:
+        return None
+    if n_restarts:
+        text = f"Workers that died and were replaced, their work repeated: {whole(n_restarts)}."
+        return {"level": "warn", "text": text}
+    return {"level": "ok", "text": "No worker died."}
+
+
+def _judge_speed(values: Sequence[float | None]) -> Finding | None:
+    ends = _ends(values)
+    if ends is None:
+        return None
+    first, last = ends
+    text = f"{whole(last)} steps per second lately, {whole(first)} at the beginning"
+    if last < SLOWER * first:
+        return {"level": "warn", "text": f"Training became slower: {text}."}
+    return {"level": "ok", "text": f"Speed: {text}."}
+
+
+def _judge_memory(values: Sequence[float | None]) -> Finding | None:
+    ends = _ends(values)
+    if ends is None:
+        return None
+    first, last = ends
+    text = f"{memory(last)} lately, {memory(first)} at the beginning"
+    if last > LARGER * first:
+        return {"level": "warn", "text": f"Memory keeps growing: {text}."}
+    return {"level": "ok", "text": f"Memory: {text}."}
+
+
+def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Return the medians of the first and of the last quarter, None of a short run."""
+    known = [value for value in values if value is not None]
+    if len(known) < FEWEST_ROUNDS:
+        return None
+    size = len(known) // 4
+    return median(known[:size]), median(known[-size:])
