@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,14 @@ def test_each_host_has_its_own_budget_and_price() -> None:
     np.testing.assert_allclose(costs, np.array(PRICES) * growth.records.paid_flops)
     # A host that nobody grows costs one reference run, and settling a little more.
     np.testing.assert_allclose(growth.records.paid_flops, 1.0, atol=0.2)
+
+
+def test_a_drawn_budget_stays_within_the_budget_of_the_task() -> None:
+    task = replace(TASK, budget=replace(TASK.budget, n_epochs=5))
+    growth = GrowthEpisodes(task, seeds_of([0, 1, 2]), rewards=RewardConfig(reward="paired"))
+    while not growth.records.is_over.all():
+        growth.step(np.zeros((3, len(HEAD_NAMES)), np.int64))
+    assert growth.records.epoch.tolist() == [4, 5, 5]
 
 
 def test_only_hosts_that_cost_something_may_finish() -> None:

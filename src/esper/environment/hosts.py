@@ -114,8 +114,9 @@ class HostGroup:
         return own if self.task.draws_price and own is not None else self.task.budget.flop_price
 
     def n_epochs(self, host: int) -> int:
-        """Return the epochs of a host's episode."""
-        return self.draws[host].n_epochs or self.task.budget.n_epochs
+        """Return the epochs of a host's episode: those that were drawn, within the budget."""
+        most = self.task.budget.n_epochs
+        return min(self.draws[host].n_epochs or most, most)
 
     def restart(self, host: int, seed: int) -> None:
         """Replace a host by that of another draw seed."""

@@ -270,8 +270,9 @@ class SlotSite:
     @property
     def room(self) -> int | None:
         """Hidden units that may be added; None for any number."""
-        is_limited = self.most_units is not None and self.hidden > 0
-        return max(0, self.most_units - self.hidden) if is_limited else None
+        if self.most_units is None or self.hidden == 0:
+            return None
+        return max(0, self.most_units - self.hidden)
 
     def __repr__(self) -> str:
         return f"SlotSite({self.name!r}, {self.kind.value}, width {self.width})"
