@@ -42,8 +42,11 @@ LEARNING_RATES = (1e-3, 3e-2)
 N_NOISE_ROWS = 2**13
 CNN_SHARE = 0.06
 """The share of environments with CNNs if ``host`` is ``"both"``."""
-GROWTH = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, advances_alone=True)
-"""A seed blends in from its first epoch and can be fossilized four epochs after germination."""
+GROWTH = GrowthConfig(
+    min_training_epochs=0, min_holding_epochs=0, advances_alone=True, max_widening=8.0
+)
+"""A seed blends in from its first epoch and can be fossilized four epochs after germination. A block
+is widened at most as far as a search over sizes would go."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Shapes: n samples, d inputs of the host.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -23,8 +23,7 @@ from esper.errors import TaskError
 from esper.formatting import many
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import Samples, TaskData, TaskDraw
-from esper.tasks.digits_family import GROWTH as DIGITS_GROWTH
-from esper.tasks.digits_family import draw_digits
+from esper.tasks.digits_family import GROWTH, draw_digits
 from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
 from esper.tasks.prior import nuisances
 from esper.tasks.prior.hosts import CONTEXT, MOST_SLOTS, catalogue
@@ -83,8 +82,6 @@ LEAST_CLASS_SHARE = 0.1
 LARGEST_CLASS = 0.9
 """A teacher that gives one class to more of its samples is drawn again."""
 HEAVINESS = (0.5, 1.2)
-GROWTH = replace(DIGITS_GROWTH, max_widening=8.0)
-"""Seeds live as in ``digits-family``; blocks grow to the widest that a search would try."""
 
 
 @dataclass(frozen=True, eq=False)
