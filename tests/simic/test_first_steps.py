@@ -110,11 +110,22 @@ def test_a_prediction_does_not_drop_units() -> None:
     assert model.agent.policy.training  # type: ignore[attr-defined]
 
 
-def test_learning_leaves_the_number_of_threads_as_it_was() -> None:
+def test_small_networks_use_one_thread_and_leave_the_number_as_it_was() -> None:
+    seen: list[int] = []
+
+    class Counting(Line):
+        def step(self, action: int) -> Any:
+            seen.append(torch.get_num_threads())
+            return super().step(action)
+
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        small().learn(8)
+        model = PPO(Counting, n_envs=1, n_steps=8, batch_size=8).learn(8)
+        n_learning = len(seen)
+        evaluate(model, n_episodes=1)
+        assert len(seen) > n_learning
+        assert set(seen) == {1}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

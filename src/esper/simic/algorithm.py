@@ -37,7 +37,7 @@ from esper.errors import (
     UnsupportedEnvironmentError,
     type_of,
 )
-from esper.modes import evaluation_mode
+from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ShowProgress
 from esper.simic import sb3_names
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
@@ -79,8 +79,6 @@ if TYPE_CHECKING:
 MakeNetwork = Callable[[spaces.Space[Any]], nn.Module]
 """A class or function that makes a network from the observation space."""
 
-SMALL_NETWORK = 500_000
-"""Parameters below which one thread is faster than several."""
 STEPS_PER_ROLLOUT = 2048
 """Steps of all environments that a rollout holds unless ``n_steps`` is given."""
 RECURRENT_STEPS = 128
@@ -265,20 +263,17 @@ class PPO:
         watches_steps = [c for c in active if type(c).on_step is not Callback.on_step]
         self._is_stopped = False
         self._callbacks = active
-        n_threads = torch.get_num_threads()
-        cast(nn.Module, self.agent.policy).train()
+        policy = cast(nn.Module, self.agent.policy).train()
         try:
-            if sum(p.numel() for p in self.agent.policy.parameters()) < SMALL_NETWORK:
-                torch.set_num_threads(1)  # more threads would wait for each other
-            notify(active, "on_start", self)
-            while not self.is_done:
-                self._run_round(collector, buffer, active, watches_steps)
+            with suitable_threads(policy):
+                notify(active, "on_start", self)
+                while not self.is_done:
+                    self._run_round(collector, buffer, active, watches_steps)
         except KeyboardInterrupt:
             for callback in active:
                 callback.on_interrupt(self)
             raise
         finally:
-            torch.set_num_threads(n_threads)
             for callback in active:
                 callback.on_end(self)
         return self

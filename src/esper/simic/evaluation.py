@@ -14,7 +14,7 @@ from torch import nn
 
 from esper.arrays import Floats, Integers
 from esper.config.checks import require_int
-from esper.modes import evaluation_mode
+from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ProgressBar, ShowProgress
 from esper.simic.rollout.environments import Environments
 from esper.simic.rollout.factory import EnvLike
@@ -105,6 +105,7 @@ def evaluate(
     returns, lengths = list[float](), list[int]()
     with ExitStack() as stack:
         stack.enter_context(evaluation_mode(cast(nn.Module, policy)))
+        stack.enter_context(suitable_threads(cast(nn.Module, policy)))
         if not isinstance(env, (gymnasium.Env, VectorEnv, Environments)):
             stack.callback(environments.close)
         bar = stack.enter_context(ProgressBar(progress, title="evaluating"))

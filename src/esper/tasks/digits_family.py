@@ -45,8 +45,10 @@ CNN_SHARE = 0.06
 GROWTH = GrowthConfig(
     min_training_epochs=0, min_holding_epochs=0, advances_alone=True, max_widening=8.0
 )
-"""A seed blends in from its first epoch and can be fossilized four epochs after germination. A block
-is widened at most as far as a search over sizes would go."""
+"""A seed blends in from its first epoch and can be fossilized four epochs after germination.
+
+A block is widened at most as far as a search over sizes would go.
+"""
 
 
 @dataclass(frozen=True)
