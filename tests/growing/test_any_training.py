@@ -155,7 +155,12 @@ def test_limits_end_the_training() -> None:
     n = sum(parameter.numel() for parameter in model.parameters())
     small = grow(model, *data, 12, max_parameters=n, learning_rate=1e-2)
     assert small.summary.parameters_after == n
-    assert any("max_parameters" in step.note for step in small.timeline)
+    assert all(step.op == "wait" for step in small.timeline)
+    larger = grow(model, *data, 12, max_parameters=2 * n, learning_rate=1e-2)
+    assert larger.summary.parameters_after <= 2 * n
+    # Seeds that would be too large are not legal, so that smaller ones are planted instead.
+    assert any(step.op == "germinate" for step in larger.timeline)
+    assert not any("max_parameters" in step.note for step in larger.timeline)
     whole = grow(model, *data, 8, controller="wait")
     half = grow(model, *data, 8, controller="wait", max_flops=whole.summary.total_flops / 2)
     assert half.summary.n_epochs == 4

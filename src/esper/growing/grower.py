@@ -113,7 +113,7 @@ class Grower:
             scaler: A ``torch.amp.GradScaler``, if the loop scales its loss.
             seed: Seeds new weights and the controller.
             max_parameters: Parameters that the model may have; seeds that would exceed it are
-                refused. None for no limit.
+                not planted. None for no limit.
 
         Raises:
             ConfigError: If an argument is invalid.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, cast
 
 import numpy as np
@@ -140,6 +141,9 @@ class GrowingModel:
         self.records.set_slot_sizes(0, [slot_size(slot) for slot in self.slots.values()])
         self._history: list[list[np.ndarray]] = []
         """What the controller saw: the observation and the state of the slots, by decision."""
+        self._counts: dict[tuple[str, str], int] = {}
+        """The parameters of a seed by slot and blueprint, while the model has ``_counted_at``."""
+        self._counted_at = 0
         self._places = [(site.modules[0], self.slots[site.name].block) for site in self.slots.sites]
 
     @property
@@ -228,7 +232,7 @@ class GrowingModel:
 
     def choose(self, max_parameters: int | None) -> Choice:
         """Let the controller choose an action, the one of rank 0 on all ranks, and carry it out."""
-        observation, masks = self.observe()
+        observation, masks = self.observe(max_parameters)
         chosen = self.controller.act(observation, masks, np.array([self.is_first]))[0]
         odds, value = op_probabilities(self.controller), expected_return(self.controller)
         heads = self.ranks.from_first(Call.DECIDE, chosen.tolist())
@@ -244,23 +248,66 @@ class GrowingModel:
         """The learning rate of the first optimizer's first parameters."""
         return float(self.keeper.optimizers[0].param_groups[0]["lr"])
 
-    def observe(self) -> tuple[np.ndarray, ActionMasks]:
-        """Return the observation of the model and its legal actions."""
+    def observe(self, max_parameters: int | None = None) -> tuple[np.ndarray, ActionMasks]:
+        """Return the observation of the model and its legal actions.
+
+        Seeds that would make the model larger than ``max_parameters`` are illegal.
+        """
         self.count_seeds()
         arrays = self._arrays()
         hosts = self.records.host_facts()
         observation = self.layout.encode(hosts, self.records.slot_facts(arrays))
-        self._seen = [arrays.stage, arrays.age_epochs, arrays.alpha_at_rest, arrays.is_gate_open]
+        state = [arrays.stage, arrays.age_epochs, arrays.alpha_at_rest, arrays.is_gate_open]
+        self._seen = [*state, self._find_affordable(max_parameters)]
         return observation, self._masks(*self._seen)
 
-    def _masks(self, *states: np.ndarray) -> ActionMasks:
-        stage, age, at_rest, is_open = (torch.from_numpy(values) for values in states)
-        return compute_array_masks(stage, age, at_rest, self.slot_config, is_open)
+    def _find_affordable(self, max_parameters: int | None) -> np.ndarray:
+        """Return the blueprints that fit each slot and the limit, ``[slots, blueprints]``."""
+        config = self.slot_config
+        fits = [[config.does_fit(name, slot) for name in config.blueprints] for slot in self.slots]
+        found = np.array(fits, np.bool_)
+        if max_parameters is None:
+            return found
+        n_now = count_parameters(self.model)
+        if n_now != self._counted_at:
+            self._counts.clear()
+            self._counted_at = n_now
+        for number, (name, slot) in enumerate(self.slots.items()):
+            if slot.stage != Stage.DORMANT:
+                continue
+            for column in np.flatnonzero(found[number]).tolist():
+                key = name, config.blueprints[column]
+                if key not in self._counts:
+                    self._counts[key] = slot.count_new(key[1])
+                found[number, column] = n_now + self._counts[key] <= max_parameters
+        return found
+
+    def _masks(
+        self,
+        stage: np.ndarray,
+        age: np.ndarray,
+        at_rest: np.ndarray,
+        is_open: np.ndarray,
+        fits: np.ndarray,
+    ) -> ActionMasks:
+        config = self.slot_config
+        names = {
+            slot: frozenset(compress(config.blueprints, row))
+            for slot, row in zip(config.slot_ids, fits, strict=True)
+        }
+        config = replace(config, fits=names)
+        return compute_array_masks(
+            torch.from_numpy(stage),
+            torch.from_numpy(age),
+            torch.from_numpy(at_rest),
+            config,
+            torch.from_numpy(is_open),
+        )
 
     def history_dict(self) -> dict[str, Tensor]:
         """Return what the controller saw in all decisions."""
         columns = zip(*self._history, strict=True) if self._history else ()
-        names = ("observations", "stage", "age", "at_rest", "gate")
+        names = ("observations", "stage", "age", "at_rest", "gate", "fits")
         return {
             name: torch.from_numpy(np.stack(column))
             for name, column in zip(names, columns, strict=False)
