@@ -432,6 +432,8 @@ def test_training_settings_are_used() -> None:
         ({"loss": 3}, "loss is an int"),
         ({"class_weights": [1.0, 2.0]}, r"class_weights have shape \[2\]"),
         ({"max_parameters": 0}, "max_parameters is 0"),
+        ({"max_parameters": -1}, "max_parameters is -1"),
+        ({"max_parameters": "600"}, "max_parameters is '600'"),
         ({"learning_rat": 1.0}, "'learning_rat'; .* 'learning_rate'"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
         ({"metric": "f1"}, "metric is 'f1'"),

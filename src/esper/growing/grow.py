@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.config.checks import require_seed
+from esper.config.checks import require_int, require_seed
 from esper.config.growth import Budget, TrainingSettings
 from esper.errors import ConfigError
 from esper.growing.batches import Batches, DataLike
@@ -166,6 +166,8 @@ def grow(
         )
     _require_no_task(task_options)
     require_seed(seed)
+    if max_parameters is not None:
+        require_int("max_parameters", max_parameters, least=1)
     wanted = (target or {}).get("parameters", 0)
     if max_parameters is not None and wanted > max_parameters:
         raise ConfigError(
