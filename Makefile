@@ -92,6 +92,7 @@ chromium:
 # The peers bring many packages and stay out of the environment for development; the constraint
 # keeps them from replacing torch.
 $(BENCH_READY): pyproject.toml setup.py constraints.txt $(KERNELS)
+	@echo "Installing Esper and the libraries it is compared with into $(BENCH_VENV)."
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/$(INSTALL) $(NEW_PIP)
 	$(BENCH_VENV)/bin/$(INSTALL) -c constraints.txt -e . --group bench
@@ -99,6 +100,7 @@ $(BENCH_READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 
 # The reference is read from the source, so the site needs neither PyTorch nor Esper.
 $(DOCS_READY): pyproject.toml
+	@echo "Installing MkDocs and its plugins into $(DOCS_VENV)."
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/$(INSTALL) $(NEW_PIP)
 	$(DOCS_VENV)/bin/$(INSTALL) --group docs
