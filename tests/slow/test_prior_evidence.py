@@ -67,7 +67,7 @@ def test_the_whole_evidence_on_six_tasks(
     monkeypatch.setattr(sys, "argv", words)
     modules["run"].main()
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "work/blocks").iterdir()}
-    text = (tmp_path / "results/report.md").read_text()
+    text = (tmp_path / "results/results.md").read_text()
     assert "It adapts:" in text
     assert "## Headroom" in text
     assert (tmp_path / "results/differences.png").stat().st_size > 0

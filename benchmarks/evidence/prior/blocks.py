@@ -159,11 +159,13 @@ class Job:
     """The treatment, or the folder of a learned controller."""
     price: float = 0.0
     """What a controller is shown; above 0, hosts may be finished."""
+    is_ablated: bool = False
+    """Whether the ablations of a learned controller run as well."""
 
     @property
     def arms(self) -> tuple[str, ...]:
         """The arms whose results the job makes."""
-        return ("learned", *ABLATIONS) if self.family == "learned" else (self.family,)
+        return (self.family, *ABLATIONS) if self.is_ablated else (self.family,)
 
     def path(self, folder: Path, arm: str) -> Path:
         """Return the file of an arm's results."""
@@ -188,12 +190,29 @@ def _describe(family: str, name: str) -> str:
 
 
 def make_jobs(
-    purpose: Purpose, n_tasks: int, family: str, name: str, price: float = 0.0
+    purpose: Purpose,
+    n_tasks: int,
+    family: str,
+    name: str,
+    price: float = 0.0,
+    *,
+    n_ablated: int = 0,
 ) -> list[Job]:
-    """Return the jobs of a treatment or controller on so many tasks."""
+    """Return the jobs of a treatment or controller on so many tasks.
+
+    A controller's ablations run on the blocks that have the first ``n_ablated`` of them.
+    """
     first = FIRST[purpose]
     return [
-        Job(purpose, first + start, min(BLOCK, n_tasks - start), family, name, price)
+        Job(
+            purpose,
+            first + start,
+            min(BLOCK, n_tasks - start),
+            family,
+            name,
+            price,
+            is_ablated=start < n_ablated,
+        )
         for start in range(0, n_tasks, BLOCK)
     ]
 
@@ -281,7 +300,7 @@ def _run(
 def _run_learned(
     envs: GrowthVectorEnv, job: Job, saved: SavedController
 ) -> dict[str, dict[str, Any]]:
-    """Run a learned controller and its ablations."""
+    """Run a learned controller, and its ablations where they are asked for."""
     steps: list[Integers] = []
 
     def make() -> Controller:
@@ -290,6 +309,8 @@ def _run_learned(
     results = {
         "learned": _run(envs, make(), job.first, lambda actions: steps.append(actions.copy()))
     }
+    if not job.is_ablated:
+        return results
     actions = np.stack(steps, 1)[pair_tasks(envs)]
     shuffled = Shuffled(make(), lambda: ~envs.growth.records.is_over)
     results["shuffled"] = _run(envs, shuffled, job.first)

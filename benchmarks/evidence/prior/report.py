@@ -127,6 +127,11 @@ class ArmResults:
     flops: Floats
     setting: str = ""
 
+    @property
+    def n_tasks(self) -> int:
+        """Number of tasks."""
+        return self.score.shape[1]
+
     def returns(self, price: float) -> Floats:
         """Return scores minus what FLOPs cost."""
         return self.score - price * self.flops
@@ -142,15 +147,17 @@ def read_results(
     controllers: Sequence[str],
     prices: Sequence[float],
     n_tasks: int,
+    n_ablated: int,
     chosen: Mapping[tuple[str, float], Choice],
 ) -> Results:
-    """Return all arms whose blocks are complete."""
+    """Return all arms whose blocks are complete; ablations have the first tasks only."""
     results: Results = {}
     for price in prices:
         arms: dict[str, ArmResults] = {}
         for arm in ("learned", *ABLATIONS):
+            n_arm = n_ablated if arm in ABLATIONS else n_tasks
             found = [
-                blocks.read("evaluation", n_tasks, "learned", name, arm, price)
+                blocks.read("evaluation", n_arm, "learned", name, arm, price)
                 for name in controllers
             ]
             if found and all(found):
@@ -192,11 +199,16 @@ class Comparison:
 
 
 def compare(results: Results, own: str = "learned") -> list[Comparison]:
-    """Return the comparisons of an arm with all others, corrected for their number."""
+    """Return the comparisons of an arm with all others, corrected for their number.
+
+    An arm that ran on the first tasks only is compared on those.
+    """
     differences: dict[tuple[str, float | str], Floats] = {}
     for arm in OTHERS:
         by_price = {
-            price: paired_differences(arms[own].returns(price), arms[arm].returns(price))
+            price: paired_differences(
+                arms[own].returns(price)[:, : arms[arm].n_tasks], arms[arm].returns(price)
+            )
             for price, arms in results.items()
             if own in arms and arm in arms
         }
@@ -288,15 +300,22 @@ def write_report(
     prices: Sequence[float],
     n_tasks: int,
     n_tuning: int,
+    n_ablated: int,
+    n_headroom: int,
 ) -> None:
     """Write results.md, claims.json, results.json and the figure, and print the report."""
     chosen = choose_treatments(blocks, prices, n_tuning)
     results = read_results(
-        blocks, controllers=controllers, prices=prices, n_tasks=n_tasks, chosen=chosen
+        blocks,
+        controllers=controllers,
+        prices=prices,
+        n_tasks=n_tasks,
+        n_ablated=n_ablated,
+        chosen=chosen,
     )
     comparisons = compare(results)
     schedules = {
-        name: blocks.read("evaluation", n_tasks, "fixed", name, "fixed")
+        name: blocks.read("evaluation", n_headroom, "fixed", name, "fixed")
         for name in families()["fixed"]
     }
     headroom: list[HeadroomRow] = []
@@ -393,6 +412,8 @@ def make_claims(comparisons: Sequence[Comparison], results: Results) -> list[str
         )
     scope = f"Intervals and p-values are over {many(n_runs, 'training run')} and all tasks, paired "
     scope += f"by task; p is Holm's over all {len(comparisons)} comparisons in the table."
+    few = {arms[arm].n_tasks for arms in results.values() for arm in ABLATIONS if arm in arms}
+    scope += "".join(f" Ablations ran on the first {many(n, 'task')}." for n in sorted(few))
     if n_runs == 1:
         scope += " With a single training run they say nothing about other runs."
     return [*sentences, scope]

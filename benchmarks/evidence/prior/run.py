@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 
 import torch
-from blocks import FIRST, Job, families, make_jobs, run_job, run_price
+from blocks import BLOCK, FIRST, PLAIN, RANDOM, Job, families, make_jobs, run_job, run_price
 from report import TUNED, Blocks, choose_treatments, write_report
 
 from esper.config.checks import require_int, require_number
@@ -50,6 +50,8 @@ def main() -> None:
             prices=arguments.prices,
             n_tasks=arguments.tasks,
             n_tuning=arguments.tuning_tasks,
+            n_ablated=arguments.ablated_tasks,
+            n_headroom=arguments.headroom_tasks,
         )
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -63,6 +65,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--controllers", nargs="*", default=[], help="saved controllers instead")
     parser.add_argument("--tasks", type=int, default=1024, help="held-out tasks")
     parser.add_argument("--tuning-tasks", type=int, default=128, help="tasks that tune treatments")
+    parser.add_argument(
+        "--ablated-tasks", type=int, default=256, help="held-out tasks of the ablations"
+    )
+    parser.add_argument(
+        "--headroom-tasks", type=int, default=256, help="held-out tasks of all schedules"
+    )
     parser.add_argument("--prices", type=float, nargs="+", default=[0.0, 0.03, 0.1, 0.3])
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the report")
     parser.add_argument("--work", type=Path, default=WORK, help="folder of blocks and controllers")
@@ -76,6 +84,10 @@ def check(arguments: argparse.Namespace) -> None:
     require_int("tasks", arguments.tasks, least=2)
     require_int("tuning-tasks", arguments.tuning_tasks, least=2)
     require_int("processes", arguments.processes, least=1)
+    for name in ("ablated_tasks", "headroom_tasks"):
+        require_int(name.replace("_", "-"), getattr(arguments, name), least=0)
+        whole_blocks = -(-getattr(arguments, name) // BLOCK) * BLOCK
+        setattr(arguments, name, min(whole_blocks, arguments.tasks))
     for price in arguments.prices:
         require_number("prices", price, least=0.0)
     EVALUATION_HOSTS.take(FIRST["evaluation"], arguments.tasks)
@@ -112,21 +124,24 @@ def tuning_jobs(arguments: argparse.Namespace) -> Iterator[Job]:
 
 
 def evaluation_jobs(arguments: argparse.Namespace, controllers: Sequence[str]) -> Iterator[Job]:
-    """Return the jobs on held-out tasks: controllers, arms, then all schedules for the headroom."""
+    """Return the jobs on held-out tasks: controllers, then all schedules and the other arms."""
     blocks, n_tasks = Blocks(arguments.work / "blocks"), arguments.tasks
     chosen = choose_treatments(blocks, arguments.prices, arguments.tuning_tasks)
     for price in arguments.prices:
         for folder in controllers:
-            yield from make_jobs("evaluation", n_tasks, "learned", folder, price)
-    wanted = {
-        (family, choice.name, run_price(family, price)): None
-        for (family, price), choice in chosen.items()
-    }
-    for family in ("random", "fixed"):
-        for price in run_prices(family, arguments.prices):
-            wanted |= {(family, name, price): None for name in families()[family]}
-    for family, name, price in wanted:
-        yield from make_jobs("evaluation", n_tasks, family, name, price)
+            yield from make_jobs(
+                "evaluation", n_tasks, "learned", folder, price, n_ablated=arguments.ablated_tasks
+            )
+    wanted = {("fixed", name, 0.0): arguments.headroom_tasks for name in families()["fixed"]}
+    for price in arguments.prices:
+        wanted |= {("random", RANDOM, run_price("random", price)): n_tasks}
+        wanted |= {
+            (family, chosen[family, price].name, run_price(family, price)): n_tasks
+            for family in TUNED
+        }
+    wanted["fixed", PLAIN, 0.0] = n_tasks
+    for (family, name, price), n_needed in wanted.items():
+        yield from make_jobs("evaluation", n_needed, family, name, price)
 
 
 def run_prices(family: str, prices: Sequence[float]) -> list[float]:

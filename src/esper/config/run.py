@@ -21,7 +21,7 @@ from esper.config.learning import PolicyConfig, PPOConfig
 from esper.errors import ConfigError
 
 SCHEDULES = ("constant", "linear", "cosine")
-FIRST_POLICIES = ("cautious", "growing")
+FIRST_POLICIES = ("cautious", "taught")
 MOST_THREADS = 1024
 SINKS = ("tensorboard", "wandb", "trackio")
 
@@ -167,8 +167,9 @@ class RunConfig:
     threads: int = 1
     """PyTorch threads. Small hosts are fastest with one."""
 
-    first_policy: Literal["cautious", "growing"] = "cautious"
-    """What the untrained policy does: grow a little of everything, or widen again and again."""
+    first_policy: Literal["cautious", "taught"] = "cautious"
+    """How the policy starts: growing a little of everything, or taught to imitate fixed schedules
+    that suit the price."""
 
     budget: Budget = field(default_factory=Budget)
     """Length and price of an episode."""
@@ -273,7 +274,7 @@ class RunSettings(TypedDict, total=False):
     n_steps: int
     seed: int
     threads: int
-    first_policy: Literal["cautious", "growing"]
+    first_policy: Literal["cautious", "taught"]
     budget: Budget | Mapping[str, Any]
     rewards: RewardConfig | Mapping[str, Any]
     policy: PolicyConfig | Mapping[str, Any]

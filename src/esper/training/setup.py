@@ -23,37 +23,18 @@ from esper.simic.agent import PPOAgent
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task, make_task
 
-_STREAMS = ("episodes", "weights", "actions")
+_STREAMS = ("episodes", "weights", "actions", "lessons")
 
-FIRST_LOGITS: dict[str, dict[str, dict[str, float]]] = {
-    "cautious": {
-        "op": {
-            "wait": 1.0,
-            "germinate": -1.0,
-            "advance": 1.0,
-            "fossilize": 2.0,
-            "prune": -3.0,
-            "set_alpha_target": -3.0,
-            "finish": -1.5,
-        },
-    },
-    "growing": {
-        "op": {
-            "wait": 0.0,
-            "germinate": 1.0,
-            "advance": 1.0,
-            "fossilize": 3.0,
-            "prune": -4.0,
-            "set_alpha_target": -4.0,
-            "finish": -3.0,
-        },
-        "blueprint": {"widen_huge": 4.0, "widen_large": 2.5},
-        "style": {"add_linear": 2.0},
-        "tempo": {"3 epochs": 1.5},
-        "alpha_target": {"1.0": 2.0},
-    },
+FIRST_LOGITS: dict[str, float] = {
+    "wait": 1.0,
+    "germinate": -1.0,
+    "advance": 1.0,
+    "fossilize": 2.0,
+    "prune": -3.0,
+    "set_alpha_target": -3.0,
+    "finish": -1.5,
 }
-"""Initial logits of some choices by ``first_policy`` and head; those of the others are 0.
+"""The initial logit of each op; those of all other heads are 0.
 
 With equal logits most hosts would be finished or pruned within a few epochs, so that the policy
 would hardly see what growth is worth.
@@ -149,12 +130,9 @@ def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
     """Return the initial policy of a run, for hosts with these slots."""
     generator = torch.Generator().manual_seed(stream_seed(config.seed, "weights"))
     policy = SlotPolicy(slot_config, config.policy, generator=generator)
-    names = choice_names(slot_config)
-    for head, logits in FIRST_LOGITS[config.first_policy].items():
-        bias = policy.logit_bias(head)
-        for choice, logit in logits.items():
-            if choice in names[head]:
-                bias[names[head].index(choice)] = logit
+    bias = policy.logit_bias("op")
+    for op, name in enumerate(choice_names(slot_config)["op"]):
+        bias[op] = FIRST_LOGITS[name]
     return policy
 
 

@@ -22,6 +22,7 @@ from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State, from_nested
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
+from esper.training.lessons import teach
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import (
     RoundTiming,
@@ -161,6 +162,9 @@ class Trainer:
         alone = self._run_baseline("wait", lambda trials, show: trials.run(wait, show)[0])
         progress.static_score = float(alone.scores.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
+        if self.config.first_policy == "taught":
+            teach(self.config, self.task, self.parts.agent)
+            self._send_weights()
         progress.phase = "collecting"
         self.parts.buffer.reset()
 

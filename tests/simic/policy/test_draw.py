@@ -10,7 +10,12 @@ from torch import Tensor
 
 from esper.errors import NoLegalActionError, NonFiniteError
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.distribution import apply_conditions, draw_actions, draw_by_tensors
+from esper.simic.policy.distribution import (
+    apply_conditions,
+    choices_beside,
+    draw_actions,
+    draw_by_tensors,
+)
 from esper.simic.policy.masks import ChoiceMasks, Condition, HeadLayout, layout_of
 
 CPU = torch.device("cpu")
@@ -101,3 +106,12 @@ def test_a_head_without_a_legal_choice_and_logits_that_are_not_finite_are_named(
     masks.legal[:] = True
     with pytest.raises(NonFiniteError, match=r"'op' of environment 1"):
         draw_actions(LAYOUT, logits, masks, torch.Generator())
+
+
+@given(st.integers(0, 10_000))
+def test_the_choices_beside_an_action_are_those_it_was_drawn_from(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    masks = random_masks(7, generator, has_conditions=True)
+    logits = 3.0 * torch.randn(7, 14, generator=generator)
+    actions, _, legal = draw_actions(LAYOUT, logits, masks, generator)
+    assert torch.equal(choices_beside(SPEC, actions, masks), legal)

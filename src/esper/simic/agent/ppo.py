@@ -7,6 +7,7 @@ choices of the widest.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from esper.config import PPOConfig
-from esper.config.checks import require_seed
-from esper.errors import ActionSpecError, ConfigError, DtypeError, ShapeError
+from esper.config.checks import require_int, require_seed
+from esper.errors import ActionSpecError, ConfigError, DtypeError, NonFiniteError, ShapeError
 from esper.simic.agent.flat_parameters import FlatParameters
 from esper.simic.agent.losses import (
     clipped_surrogate,
@@ -29,7 +30,7 @@ from esper.simic.agent.minibatches import Minibatch, PreparedRollout
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.update_report import EpochMeasures, UpdateReport, measure
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.heads import LossGradient
+from esper.simic.policy.heads import LossGradient, LossGradients
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations
 from esper.simic.policy.protocol import Decision, Policy, note_weights
@@ -201,6 +202,54 @@ class PPOAgent:
             stopped_early=stopped_early,
         )
 
+    def imitate(self, buffer: TamiyoRolloutBuffer, n_epochs: int) -> float:
+        """Make the actions in a buffer more likely, whoever chose them, and learn their values.
+
+            loss = -1 / n_free * sum over n, h of log p * relevant
+                   + vf_coef * value loss - ent_coef * entropy
+
+        Args:
+            buffer: Steps with the actions of a teacher, and the choices each head had beside them.
+            n_epochs: Passes over all steps.
+
+        Returns:
+            The first term of the loss, over the last pass.
+
+        Raises:
+            Everything that :meth:`update` does.
+        """
+        config = self.config
+        require_int("n_epochs", n_epochs, least=1)
+        self._require_own(buffer)
+        self._parameters.ensure_attached()
+        buffer.compute_advantages_and_returns(config.gamma, config.gae_lambda)
+        rollout = PreparedRollout(buffer, self.policy, self.normalizer, config)
+        left: list[Tensor] = []
+        with torch.no_grad():
+            for _ in range(n_epochs):
+                left.clear()
+                for minibatch, _ in rollout.minibatches(self._shuffler):
+                    left.append(self._differentiate_imitation(minibatch))
+                    self._descend()
+        mean = float(torch.stack(left).mean())
+        if not math.isfinite(mean):
+            raise NonFiniteError("the loss of the imitation is not finite; lower learning_rate.")
+        return mean
+
+    def _differentiate_imitation(self, batch: Minibatch) -> Tensor:
+        """Set the gradient of the imitation's loss on a minibatch; return its first term."""
+        config, measured = self.config, list[Tensor]()
+
+        def loss(log_probs: Tensor, entropies: Tensor, values: Tensor) -> LossGradients:
+            weight = batch.relevant / batch.n_free
+            measured.append(-(log_probs * weight).sum())
+            _, d_values = value_loss(values, batch.returns, batch.old_values, None)
+            _, d_entropies = entropy_bonus(entropies, batch.available, batch.n_free)
+            return -weight, -config.ent_coef * d_entropies, config.vf_coef * d_values
+
+        self._backpropagate(batch, loss)
+        return measured[0]
+
     def set_rates(
         self,
         *,
@@ -298,9 +347,7 @@ class PPOAgent:
         """
         config, measured = self.config, list[Tensor]()
 
-        def loss(
-            log_probs: Tensor, entropies: Tensor, values: Tensor
-        ) -> tuple[Tensor, Tensor | None, Tensor]:
+        def loss(log_probs: Tensor, entropies: Tensor, values: Tensor) -> LossGradients:
             """Return the gradients of the loss, and note what it came to."""
             log_ratio = relevant_log_ratio(log_probs, batch.old_log_probs, batch.relevant)
             surrogate = clipped_surrogate if config.clip == "per-head" else joint_clipped_surrogate
@@ -321,12 +368,16 @@ class PPOAgent:
             )
             return d_log_probs, d_entropies, config.vf_coef * d_values
 
+        self._backpropagate(batch, loss)
+        return measured[0]
+
+    def _backpropagate(self, batch: Minibatch, loss: LossGradient) -> None:
+        """Set the gradient of a loss, by the policy's own formulas if it has them."""
         backpropagate = getattr(self.policy, "backpropagate", None)
         if backpropagate is None or not backpropagate(
             batch.observations, batch.legal, batch.actions, batch.numbers, loss
         ):
             self._backpropagate_by_autograd(batch, loss)
-        return measured[0]
 
     def _backpropagate_by_autograd(self, batch: Minibatch, loss: LossGradient) -> None:
         """Set the gradient of a loss that is given by its own gradients."""

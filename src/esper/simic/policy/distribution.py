@@ -20,7 +20,7 @@ except ImportError:
 
 from esper.errors import NoLegalActionError, NonFiniteError
 from esper.simic.policy.action_spec import ActionSpec, relevance_table
-from esper.simic.policy.masks import LOWEST, ChoiceMasks, HeadLayout, LegalChoices
+from esper.simic.policy.masks import LOWEST, ChoiceMasks, HeadLayout, LegalChoices, layout_of
 
 # exp() leaves its fast path near its underflow. Anything this far below a head's best choice
 # has a probability of nothing, and an illegal choice is set to exactly 0 after it.
@@ -183,6 +183,19 @@ def draw_actions(
         env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
         _raise_for(spec, env, head, is_not_finite=bool(legal[env, head].any()))
     return actions, log_probs, legal
+
+
+def choices_beside(spec: ActionSpec, actions: Tensor, masks: ChoiceMasks) -> Tensor:
+    """Return the choices ``[N, D, K]`` that each head had, given the others of actions ``[N, D]``.
+
+    Raises:
+        NoLegalActionError: If a head had none, naming head and environment.
+    """
+    layout = layout_of(spec, actions.device, torch.float32)
+    # The mode of logits that are 1 at these actions and else 0 is these actions, where legal.
+    logits = torch.zeros(len(actions), sum(spec.sizes), device=actions.device)
+    logits.scatter_(1, actions + layout.starts.t(), 1.0)
+    return draw_actions(layout, logits, masks, None)[2]
 
 
 def draw_by_tensors(

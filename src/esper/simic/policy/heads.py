@@ -33,8 +33,11 @@ from esper.simic.policy.masks import (
 from esper.simic.policy.observations import Observations
 from esper.simic.policy.protocol import Decision, note_weights
 
-LossGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None, Tensor]]
-"""From log-probabilities, entropies and values to the loss's gradients; None for zero."""
+LossGradients = tuple[Tensor, Tensor | None, Tensor]
+"""Of log-probabilities, entropies and values; None for zero."""
+
+LossGradient = Callable[[Tensor, Tensor, Tensor], LossGradients]
+"""From log-probabilities, entropies and values to the loss's gradients."""
 
 
 class ActionHeads(nn.Module):

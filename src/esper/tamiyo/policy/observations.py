@@ -39,6 +39,9 @@ MOST_EPOCHS = 1000.0
 SLOPE = 10.0
 """Factor of changes per epoch, which are a few percent."""
 
+PRICE_SCALE = 10.0
+"""Factor of prices, most of which are below 0.3."""
+
 STYLE_NAMES = tuple(f"style_{style.name.lower()}" for style in STYLES)
 OP_NAMES = tuple(f"did_{op.name.lower()}" for op in Op)
 STAGE_NAMES = tuple(f"is_{stage.name.lower()}" for stage in Stage)
@@ -353,7 +356,7 @@ def host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
             "gradient_decay": np.log(hosts.gradient_norm / hosts.first_gradient_norm),
             "flops_used": np.maximum(hosts.flops_used, 0.0),
             "parameters_added": slots.parameters.sum(1) / np.maximum(hosts.n_parameters, 1),
-            "price": 10.0 * np.maximum(hosts.flop_price, 0.0),
+            "price": PRICE_SCALE * np.maximum(hosts.flop_price, 0.0),
         }
     )
     n_samples = np.where(hosts.n_samples > 0, hosts.n_samples, np.nan)
@@ -467,6 +470,10 @@ class ObservationLayout:
     def slot(self, observations: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         """Return a feature of all slots, ``[N, S]``, from observations ``[N, D]``."""
         return self._by_slot(observations)[:, :, _find(name, self._slot)]
+
+    def prices(self, observations: NDArray[np.float32]) -> Floats:
+        """Return the price of a reference run's FLOPs, ``[N]``, from observations ``[N, D]``."""
+        return unsquash(self.host(observations, "price").astype(np.float64)) / PRICE_SCALE
 
     def stages(self, observations: NDArray[np.float32]) -> Integers:
         """Return the stage of each slot, ``[N, S]``, from observations ``[N, D]``."""
