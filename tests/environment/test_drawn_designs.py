@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from esper.config.growth import (
+    RIVALS,
     Budget,
     GrowthConfig,
     MLPHostConfig,
     PopulationConfig,
     RewardConfig,
+    RewardForm,
 )
 from esper.environment.draws import draw_seed
 from esper.environment.episodes import GrowthEpisodes
@@ -22,6 +24,8 @@ from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.tamiyo import Controller, WaitController
+from esper.tamiyo.controllers.price_schedule import PriceSchedule
 from esper.tasks import Samples, Task, TaskData, TaskDraw, make_task
 
 MAKERS = [
@@ -173,20 +177,39 @@ def test_a_saved_environment_goes_on_bit_for_bit(n_steps: int) -> None:
     assert len(kinds) > 1
 
 
-def test_paired_rewards_are_zero_for_hosts_left_alone() -> None:
-    growth = GrowthEpisodes(TASK, seeds_of([0, 1, 2]), rewards=RewardConfig(reward="paired"))
-    waits = np.zeros((3, len(HEAD_NAMES)), np.int64)
-    while not growth.records.is_over.all():
-        np.testing.assert_allclose(growth.step(waits).terms.total, 0.0, atol=1e-12)
+def make_rival(form: str, growth: GrowthEpisodes) -> Controller:
+    """Return the controller that rewards of a form are relative to, started."""
+    rival = WaitController() if form == "paired" else PriceSchedule(growth.layout)
+    rival.start(growth.n_hosts)
+    return rival
 
 
-def test_paired_returns_are_what_growth_gains_over_the_same_host_left_alone() -> None:
+def act(controller: Controller, growth: GrowthEpisodes, step: int) -> np.ndarray:
+    starts = np.full(growth.n_hosts, step == 0)
+    return controller.act(growth.observe(), growth.masks(), starts)
+
+
+@pytest.mark.parametrize("form", RIVALS)
+def test_a_controller_that_does_as_its_rival_gets_nothing(form: RewardForm) -> None:
+    rewards = RewardConfig(reward=form, shaping=0.0)
+    growth = GrowthEpisodes(TASK, seeds_of([0, 1, 2]), rewards=rewards)
+    rival = make_rival(form, growth)
+    for step in range(7):
+        terms = growth.step(act(rival, growth, step)).terms
+        np.testing.assert_allclose(terms.total, 0.0, atol=1e-12)
+    assert growth.records.is_over.all()
+    assert (growth.records.seed_parameters[0].sum() > 0) == (form == "scheduled")
+
+
+@pytest.mark.parametrize("form", RIVALS)
+def test_returns_are_what_is_gained_over_the_rival(form: RewardForm) -> None:
     seeds = seeds_of([0, 1, 2, 2, 1])
-    forms = ("dense", "paired")
-    grown = [GrowthEpisodes(TASK, seeds, rewards=RewardConfig(reward=form)) for form in forms]
-    alone = GrowthEpisodes(TASK, seeds, rewards=RewardConfig())
+    grown = [
+        GrowthEpisodes(TASK, seeds, rewards=RewardConfig(reward=one)) for one in ("dense", form)
+    ]
+    other = GrowthEpisodes(TASK, seeds, rewards=RewardConfig())
+    rival = make_rival(form, other)
     generators = [np.random.default_rng(5) for _ in grown]
-    waits = np.zeros((len(seeds), len(HEAD_NAMES)), np.int64)
     returns = np.zeros((3, len(seeds)))
     for step in range(7):
         for index, (growth, rng) in enumerate(zip(grown, generators, strict=True)):
@@ -196,13 +219,27 @@ def test_paired_returns_are_what_growth_gains_over_the_same_host_left_alone() ->
             if step == 4:
                 stopped = growth.returns_if_stopped()
                 assert stopped.shape == (len(seeds),)
-        returns[2] += alone.step(waits).terms.total
+        returns[2] += other.step(act(rival, other, step)).terms.total
     np.testing.assert_allclose(returns[1], returns[0] - returns[2], atol=1e-12)
     assert np.abs(returns[1]).max() > 0.01
     np.testing.assert_allclose(grown[1].returns_if_stopped(), returns[1], atol=1e-12)
     np.testing.assert_array_equal(grown[0].records.final_score, grown[1].records.final_score)
 
 
-def test_paired_rewards_need_a_population_for_each_host() -> None:
-    with pytest.raises(ConfigError, match=r"'paired'.*'digits'"):
-        GrowthEpisodes(make_task("digits"), [0], rewards=RewardConfig(reward="paired"))
+def test_rivals_are_those_of_new_hosts_after_a_restart() -> None:
+    rewards = RewardConfig(reward="scheduled", shaping=0.0)
+    first, second = seeds_of([0, 1]), seeds_of([2, 0], first=1000)
+    growth = GrowthEpisodes(TASK, first, rewards=rewards)
+    growth.begin([1], second[1:])
+    fresh = GrowthEpisodes(TASK, [first[0], second[1]], rewards=rewards)
+    for name in ("rival_scores", "rival_flops", "rival_final_score"):
+        np.testing.assert_array_equal(getattr(growth.records, name), getattr(fresh.records, name))
+    restored = GrowthEpisodes(TASK, second, rewards=rewards)
+    restored.load_state_dict(growth.state_dict())
+    np.testing.assert_array_equal(restored.records.rival_flops, growth.records.rival_flops)
+
+
+@pytest.mark.parametrize("form", RIVALS)
+def test_rivals_need_a_population_for_each_host(form: RewardForm) -> None:
+    with pytest.raises(ConfigError, match=rf"'{form}'.*'digits'"):
+        GrowthEpisodes(make_task("digits"), [0], rewards=RewardConfig(reward=form))

@@ -139,17 +139,19 @@ class Budget:
         make_numbers_plain(self)
 
 
-RewardForm = Literal["dense", "sparse", "paired"]
-REWARDS: tuple[RewardForm, ...] = ("dense", "sparse", "paired")
+RewardForm = Literal["dense", "sparse", "paired", "scheduled"]
+REWARDS: tuple[RewardForm, ...] = ("dense", "sparse", "paired", "scheduled")
+RIVALS: tuple[RewardForm, ...] = ("paired", "scheduled")
+"""Forms that are relative to the same host with another controller."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """How an episode's return is distributed over its steps.
 
-    With gamma 1 the sum of rewards is the same for all settings, minus what the same host left
-    alone would have got if rewards are paired; otherwise the discounted sum is the same for all
-    values of ``shaping``.
+    With gamma 1 the sum of rewards is the same for all settings, minus what the same host with
+    another controller would have got if rewards are paired or scheduled; otherwise the
+    discounted sum is the same for all values of ``shaping``.
 
     Examples:
         >>> esper.RewardConfig()
@@ -158,7 +160,8 @@ class RewardConfig:
 
     reward: RewardForm = "dense"
     """Reward every step, only the last one, or every step by how much better it was than the same
-    epoch of the same host left alone."""
+    epoch of the same host: paired, with that host left alone; scheduled, with that host grown by
+    the fixed schedule that suits its price."""
 
     shaping: float = 0.02
     """Shaping potential of a host with a committed seed in every slot, in score; 0 for no

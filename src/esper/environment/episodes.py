@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from esper.arrays import Flags, Floats, Integers
-from esper.config.growth import RewardConfig
+from esper.config.growth import RIVALS, RewardConfig
 from esper.environment.draws import FinalSplit
 from esper.environment.hosts import Hosts, HostScores
 from esper.environment.records import EpisodeRecords
 from esper.environment.rewards import (
-    AloneAccount,
     RewardTerms,
+    RivalAccount,
     StepAccount,
     potential,
     settle_step,
@@ -33,6 +33,7 @@ from esper.populations import EpochReport, FirstSeed, Population
 from esper.populations.factory import Form
 from esper.populations.host_data import HostState, Split
 from esper.simic.stopwatch import Stopwatch
+from esper.tamiyo.controllers.price_schedule import PriceSchedule
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task, TaskDraw
@@ -110,20 +111,23 @@ class GrowthEpisodes:
                 blueprints.
         """
         self.task = task
+        self._form: Form = form
+        self._final_split: FinalSplit = final_split
         self.rewards = rewards or RewardConfig()
         self.stopwatch = Stopwatch()
         self.hosts = Hosts(task, draw_seeds, form=form, final_split=final_split)
         self.slot_config: SlotConfig = self.hosts.slot_config
         """The slots of the task's own hosts; others may name theirs differently."""
         self.layout = ObservationLayout(self.slot_config)
-        self._is_paired = self.rewards.reward == "paired"
-        if self._is_paired and not task.draws_designs:
+        self._has_rivals = self.rewards.reward in RIVALS
+        if self._has_rivals and not task.draws_designs:
             raise ConfigError(
-                f"reward is 'paired' and task {task.name!r} trains all hosts of a design together; "
-                "use 'dense' or 'sparse', or a task that draws designs, such as prior."
+                f"reward is {self.rewards.reward!r} and task {task.name!r} trains all hosts of a "
+                "design together; use 'dense' or 'sparse', or a task that draws designs, such as "
+                "prior."
             )
-        n_alone = task.budget.n_epochs + 1 if self._is_paired else 0
-        self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots, n_alone)
+        n_rival = task.budget.n_epochs + 1 if self._has_rivals else 0
+        self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots, n_rival)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
         self._keeps_states = self._largest_counts = False
@@ -133,6 +137,7 @@ class GrowthEpisodes:
         """The current legal actions; None if the hosts have changed since they were computed."""
         for host, seed in enumerate(draw_seeds):
             self._start_record(host, seed)
+        self._meet_rivals(list(range(self.n_hosts)), draw_seeds)
         self._score_untrained(list(range(self.n_hosts)))
 
     @property
@@ -155,6 +160,7 @@ class GrowthEpisodes:
         with self.stopwatch.measure("new hosts"):
             for host, seed in zip(hosts, draw_seeds, strict=True):
                 self._replace(host, seed)
+        self._meet_rivals(hosts, draw_seeds)
         self._masks = None
         self._score_untrained(list(hosts))
 
@@ -210,7 +216,7 @@ class GrowthEpisodes:
             final_score=final_scores,
             flop_price=records.flop_price,
             epoch_rent=self.task.budget.parameter_rent / records.n_epochs,
-            alone=self._account_alone(epoch_before, ended) if self._is_paired else None,
+            rival=self._account_rivals(epoch_before, ended) if self._has_rivals else None,
         )
         terms = settle_step(account, records.account, self.rewards)
         records.is_over |= ended
@@ -230,8 +236,10 @@ class GrowthEpisodes:
         """Return the return ``[N]`` of each episode if it stops now, without shaping."""
         records, price = self.records, self.records.flop_price
         returns = records.final_score - price * records.paid_flops
-        if self._is_paired:
-            returns -= records.alone_final_score - price
+        if self._has_rivals:
+            hosts = np.arange(self.n_hosts)
+            rival_flops = records.rival_flops[hosts, records.n_epochs]
+            returns -= records.rival_final_score - price * rival_flops
         return returns + records.paid_rent + records.paid_penalty
 
     def slot_outcome(self) -> SlotOutcome:
@@ -298,31 +306,61 @@ class GrowthEpisodes:
         self.records.load_state_dict(parts["records"])
         self._masks = None
 
-    def _account_alone(self, epoch_before: Integers, ended: Flags) -> AloneAccount:
-        """Return what the hosts would have done in this step if left alone."""
+    def _account_rivals(self, epoch_before: Integers, ended: Flags) -> RivalAccount:
+        """Return what the hosts' rivals did in this step."""
         records, hosts = self.records, np.arange(self.n_hosts)
-        before, after = (
-            records.alone_scores[hosts, epoch] for epoch in (epoch_before, records.epoch)
-        )
+        scores, flops = records.rival_scores, records.rival_flops
         until = np.where(ended, records.n_epochs, records.epoch)
-        return AloneAccount(
-            score_change=after - before,
-            flops=(until - epoch_before) / records.n_epochs,
-            final_score=records.alone_final_score,
+        return RivalAccount(
+            score_change=scores[hosts, records.epoch] - scores[hosts, epoch_before],
+            flops=flops[hosts, until] - flops[hosts, epoch_before],
+            final_score=records.rival_final_score,
         )
+
+    def _meet_rivals(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
+        """Record how the rivals of new hosts do, if rewards are relative to them."""
+        if self.rewards.reward == "paired":
+            with self.stopwatch.measure("rivals"):
+                for host in hosts:
+                    self._train_alone(host)
+        elif self.rewards.reward == "scheduled":
+            with self.stopwatch.measure("rivals"):
+                self._follow_schedule(hosts, draw_seeds)
 
     def _train_alone(self, host: int) -> None:
         """Record how a new host would do if it were left alone, and start it again."""
         records, (group, number) = self.records, self.hosts.locate(host)
-        best, scores = -np.inf, records.alone_scores[host]
-        for epoch in range(records.n_epochs[host] + 1):
+        best, scores, n_epochs = -np.inf, records.rival_scores[host], records.n_epochs[host]
+        for epoch in range(n_epochs + 1):
             if epoch:
                 group.population.train_epoch()
             scores[epoch] = self.hosts.evaluate([host]).scores[0]
             if scores[epoch] > best:
                 best = scores[epoch]
-                records.alone_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
+                records.rival_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
+        records.rival_flops[host, : n_epochs + 1] = np.arange(n_epochs + 1) / n_epochs
         group.start_again(number)
+
+    def _follow_schedule(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
+        """Record how copies of new hosts do with the fixed schedule that suits their price."""
+        copies = GrowthEpisodes(
+            self.task,
+            draw_seeds,
+            form=self._form,
+            rewards=RewardConfig(shaping=0.0),
+            final_split=self._final_split,
+        )
+        records, copied = self.records, copies.records
+        schedule = PriceSchedule(copies.layout)
+        schedule.start(copies.n_hosts)
+        starts = np.ones(copies.n_hosts, np.bool_)
+        records.rival_scores[hosts] = copied.score[:, None]
+        for epoch in range(1, int(copied.n_epochs.max()) + 1):
+            copies.step(schedule.act(copies.observe(), copies.masks(), starts))
+            records.rival_scores[hosts, epoch:] = copied.score[:, None]
+            records.rival_flops[hosts, epoch:] = copied.paid_flops[:, None]
+            starts = np.zeros(copies.n_hosts, np.bool_)
+        records.rival_final_score[hosts] = copied.final_score
 
     def _replace(self, host: int, seed: int) -> None:
         self.hosts.restart(host, seed)
@@ -344,9 +382,6 @@ class GrowthEpisodes:
         records.flop_price[host] = group.price(number)
         epoch_flops = group.reference_epoch_flops(number)
         records.reference_flops[host] = records.n_epochs[host] * epoch_flops
-        if self._is_paired:
-            with self.stopwatch.measure("hosts left alone"):
-                self._train_alone(host)
 
     def _score_untrained(self, hosts: list[int]) -> None:
         """Score hosts before their first epoch; this first evaluation is free of charge."""

@@ -91,29 +91,32 @@ class EpisodeRecords:
     """Price of a reference run's FLOPs."""
     reference_flops: Floats
     """FLOPs of training and validating the reference host for the whole budget."""
-    alone_scores: Floats
-    """``[N, T]`` validation scores of the same host left alone, before training and after each
-    epoch, if rewards are paired."""
-    alone_final_score: Floats
+    rival_scores: Floats
+    """``[N, T]`` validation scores of the host's rival, before training and after each epoch, if
+    rewards are relative to one."""
+    rival_flops: Floats
+    """``[N, T]`` what it has spent by then, as a share of a reference run's FLOPs."""
+    rival_final_score: Floats
     paid_progress: Floats
     paid_flops: Floats
     paid_rent: Floats
     paid_penalty: Floats
 
     @classmethod
-    def blank(cls, n_hosts: int, n_slots: int, n_alone: int = 0) -> EpisodeRecords:
+    def blank(cls, n_hosts: int, n_slots: int, n_rival: int = 0) -> EpisodeRecords:
         """Return records of hosts that have not started.
 
         Args:
             n_hosts: The number of hosts.
             n_slots: Their number of slots.
-            n_alone: Scores of each host left alone.
+            n_rival: Scores of each host's rival.
         """
         shapes = {
             "scores": (n_hosts, HISTORY),
             "train_losses": (n_hosts, HISTORY),
             "validation_losses": (n_hosts, HISTORY),
-            "alone_scores": (n_hosts, n_alone),
+            "rival_scores": (n_hosts, n_rival),
+            "rival_flops": (n_hosts, n_rival),
             "contribution": (n_hosts, n_slots),
             "is_measured": (n_hosts, n_slots),
             "seed_gradient_norm": (n_hosts, n_slots),

@@ -9,9 +9,11 @@ The terms of a terminated episode sum to its final score minus its costs:
     penalty     minus the price of a step that the governor rolled back
     shaping     gamma * potential after the step - potential before it; the potential of an end is 0
 
-The paired form subtracts what the same host left alone would have got: the progress of a step is
-relative to that host's in the same epoch, and so are the final score and the FLOPs. A host that is
-left alone gets 0 in every step, so only what a controller does makes a difference.
+Two forms subtract what a rival would have got, which is the same host: left alone in the paired
+form, and grown by the fixed schedule that suits its price in the scheduled form. The progress of a
+step is relative to the rival's in the same epoch, and so are the final score and the FLOPs. A
+controller that does as the rival does gets 0 in every step, so only what it does differently makes
+a difference, however hard the task is.
 
 The sparse form pays the settlement, flops, rent and penalty of the whole episode at its end and
 nothing before.
@@ -69,8 +71,8 @@ REWARD_TERMS: tuple[str, ...] = tuple(field.name for field in fields(RewardTerms
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AloneAccount:
-    """What the same step did to hosts that were left alone, ``[N]`` each."""
+class RivalAccount:
+    """What the same step did to the hosts' rivals, ``[N]`` each."""
 
     score_change: Floats
     flops: Floats
@@ -100,8 +102,8 @@ class StepAccount:
     """Price of a reference run's FLOPs."""
     epoch_rent: Floats
     """Rent for an epoch on as many parameters as the reference host has."""
-    alone: AloneAccount | None = None
-    """The same host left alone, if rewards are relative to it."""
+    rival: RivalAccount | None = None
+    """The hosts' rivals, if rewards are relative to them."""
 
 
 @dataclass(eq=False)
@@ -128,10 +130,10 @@ def settle_step(step: StepAccount, episode: EpisodeAccount, config: RewardConfig
     rent = -step.epoch_rent * step.added_parameters
     penalty = np.where(step.was_restored, -config.governor_penalty, 0.0)
     progress, flops, final = step.score_change, step.flops, step.final_score
-    if step.alone is not None:
-        progress = progress - step.alone.score_change
-        flops = flops - step.alone.flops
-        final = final - step.alone.final_score
+    if step.rival is not None:
+        progress = progress - step.rival.score_change
+        flops = flops - step.rival.flops
+        final = final - step.rival.final_score
     episode.progress += progress
     episode.flops += step.flops
     episode.rent += rent

@@ -115,11 +115,18 @@ def split_evenly(count: int, most: int) -> list[int]:
 def make_trial_envs(
     config: RunConfig, task: Task, n_hosts: int, *, purpose: Purpose, final_split: FinalSplit
 ) -> GrowthVectorEnv:
-    """Return environments of one episode each, on held-out hosts."""
+    """Return environments of one episode each, on held-out hosts.
+
+    Where rewards are relative to a schedule, returns of trials are relative to hosts left alone,
+    which costs less and means more.
+    """
+    rewards = config.rewards
+    if rewards.reward == "scheduled":
+        rewards = replace(rewards, reward="paired")
     return GrowthVectorEnv(
         task,
         n_hosts,
-        reward=config.rewards,
+        reward=rewards,
         purpose=purpose,
         final_split=final_split,
         autoreset=False,

@@ -101,7 +101,7 @@ class StepRecorder:
     def before(self) -> HostsBefore:
         """Return the hosts before a step, for :meth:`records`."""
         growth = self._envs.growth
-        records = growth.records
+        records, is_paired = growth.records, growth.rewards.reward == "paired"
         return HostsBefore(
             slots=growth.slot_outcome(),
             slot_configs=growth.hosts.slot_configs(),
@@ -110,8 +110,8 @@ class StepRecorder:
             draws=growth.draws,
             n_epochs=records.n_epochs.copy(),
             flop_prices=records.flop_price.copy(),
-            alone_scores=records.alone_scores.copy(),
-            alone_final_scores=records.alone_final_score.copy(),
+            alone_scores=records.rival_scores[:, : None if is_paired else 0].copy(),
+            alone_final_scores=records.rival_final_score.copy(),
         )
 
     def records(
