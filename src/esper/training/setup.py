@@ -23,7 +23,7 @@ from esper.simic.agent import PPOAgent
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task, make_task
 
-_STREAMS = ("episodes", "weights", "actions", "lessons")
+_STREAMS = ("episodes", "weights", "actions", "lessons", "expectations")
 
 FIRST_LOGITS: dict[str, float] = {
     "wait": 1.0,

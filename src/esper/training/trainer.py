@@ -22,6 +22,7 @@ from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State, from_nested
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
+from esper.training.expectations import learn_gains
 from esper.training.lessons import teach
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import (
@@ -320,7 +321,11 @@ class Trainer:
             )
         )
         self._compare_with_fixed(mean)
-        progress.phase = "done" if self._is_over() else "collecting"
+        is_over = self._is_over()
+        if is_over and self.config.rewards.reward == "scheduled":
+            parts.best_policy = learn_gains(self.config, self.task, parts.best_policy)
+            parts.best_returns = {"return_mean": 0.0, "return_std": 1.0}
+        progress.phase = "done" if is_over else "collecting"
         if is_best:
             self.save(is_best=True)
 

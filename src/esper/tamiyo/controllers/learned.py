@@ -6,10 +6,11 @@ from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_bool, require_int, require_seed
-from esper.config.growth import RewardForm
+from esper.config.growth import RIVALS, RewardForm
 from esper.errors import ConfigError, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
@@ -57,6 +58,11 @@ class LearnedController(NamedController):
         self._generator: torch.Generator | None = None
         self._last: Decision | None = None
         """What the policy decided last."""
+
+    @property
+    def state(self) -> Tensor:
+        """``[N, state size]`` the policy's memory after the last decision."""
+        return self._state
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Reset the controller, with the seed of its samples."""
@@ -109,8 +115,8 @@ class LearnedController(NamedController):
         """Return the sum of rewards that the policy expected for a host in the last decision.
 
         At the start of an episode, that is the final score minus all costs; if rewards were
-        paired, what it is above that of the same host left alone. None before the first decision,
-        and if the units of the policy's values are unknown.
+        relative to a rival, what it is above that of the same host left alone. None before the
+        first decision, and if the units of the policy's values are unknown.
         """
         if self._last is None or self._return_scale is None:
             return None
@@ -158,7 +164,8 @@ def expects_gain(controller: Controller) -> bool:
     """Return whether a controller's returns are relative to the same host left alone."""
     if isinstance(controller, TranslatedController):
         return expects_gain(controller.controller)
-    return isinstance(controller, LearnedController) and controller.rewards == "paired"
+    # One that was trained against a schedule has learned gains at the end.
+    return isinstance(controller, LearnedController) and controller.rewards in RIVALS
 
 
 _BLUEPRINT = HEAD_NAMES.index("blueprint")
