@@ -9,6 +9,7 @@ Shapes: T = steps, N = hosts, M = LSTM size.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -61,5 +62,5 @@ def fit_line(inputs: Floats, targets: Floats) -> tuple[Floats, float]:
     """Return slopes ``[M]`` and intercept of the ridge regression on inputs ``[N, M]``."""
     mean, centred = inputs.mean(0), inputs - inputs.mean(0)
     matrix = centred.T @ centred + RIDGE * len(inputs) * np.eye(inputs.shape[1])
-    slopes: Floats = np.linalg.solve(matrix, centred.T @ (targets - targets.mean()))
+    slopes = cast(Floats, np.linalg.solve(matrix, centred.T @ (targets - targets.mean())))
     return slopes, float(targets.mean() - mean @ slopes)
