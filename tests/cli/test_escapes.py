@@ -57,7 +57,7 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 
 
 def test_a_runs_strings_are_shown_escaped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = printed(["show", str(run)], capsys)
+    shown = " ".join(printed(["show", str(run)], capsys).split())
     assert f": {SHOWN}" in shown
     assert "[bold]loud[/bold]" in shown
     assert SHOWN in printed(["runs", str(run.parent)], capsys)

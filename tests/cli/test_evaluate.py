@@ -94,7 +94,7 @@ def test_the_shipped_controller_is_shown_with_its_name_and_version(
     few = ["--tuning-runs", "2", "--arms", "learned,wait", "--out", "found"]
     assert main(["evaluate", "shipped", *hosts, *few, *options, "--verbose"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith(f"evaluating {label} on 2 hosts\n")
+    assert printed.out.startswith(f"evaluating {label} on 2 hosts of spirals\n")
     assert label in printed.err
     assert f"({label})" in " ".join(printed.out.split())
 
@@ -128,7 +128,8 @@ def test_headroom_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "wait", "RUN", "--workers", "9"], "workers is 9"),
         (["headroom", "--workers", "0", "--ray-address", "auto"], "ray_address"),
         (["compare", "RUN"], "at least two controllers"),
-        (["compare", "wait", "random"], "--task"),
+        (["compare", "wait", "nowhere"], "'nowhere'"),
+        (["compare", "wait", "random", "--task", "digts"], "Did you mean 'digits'"),
         (["compare", "wait", "RUN", "--hosts", "0"], "--hosts is 0"),
         (["compare", "wait", "wait", "--task", "spirals", "--hosts", "2"], "wait"),
         (["headroom", "--task", "nothing"], "'nothing'"),
@@ -141,3 +142,37 @@ def test_usage_errors_are_reported_in_one_line(
     given = [str(finished_run) if word == "RUN" else word for word in words]
     quiet = ["--quiet"] if len(words) > 1 else []
     assert told in refused([*given, *quiet], capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "nowhere"],
+        ["evaluate", "RUN", "--task", "nothing"],
+        ["evaluate", "RUN", "--arms", "nothing"],
+        ["evaluate", "RUN", "--task-options", "nothing=1"],
+        ["compare", "RUN", "nowhere"],
+        ["compare", "RUN", "wait", "--task-options", "nothing=1"],
+        ["headroom", "--task", "nothing"],
+    ],
+)
+def test_wrong_arguments_are_reported_before_any_progress(
+    words: list[str], finished_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(finished_run) if word == "RUN" else word for word in words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    assert line.startswith("esper: error: ")
+
+
+def test_controllers_that_no_run_trained_are_compared_on_the_digits_family(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = ["--hosts", "2", "--task-options", "n_epochs=2"]
+    assert main(["compare", "shipped", "wait", *few]) == 0
+    label = load_shipped().label
+    announced, *_ = (told := capsys.readouterr().out).splitlines()
+    assert announced == f"comparing {label}, wait on 2 hosts of digits-family"
+    assert "2 hosts of digits-family" in told.partition(announced)[2]
+    assert max(map(len, told.splitlines())) <= 80

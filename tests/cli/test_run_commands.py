@@ -50,7 +50,7 @@ def test_a_run_ends_with_a_comparison_and_working_next_steps(
         *plots, row = (line for line in lines if line.startswith(f"{arm['name']}  "))
         assert len(plots) == (arm["name"] != "learned")
         assert f"{arm['ep_rew']['mean']:.3f} [" in row
-    assert summary["sentences"][0] in lines
+    assert summary["sentences"][0] in " ".join(told.out.split())
     commands = [shlex.split(line) for line in lines if line.startswith("  esper ")]
     offered = ["dashboard", "report", "show", "grow", "compare", "train"]
     assert [words[1] for words in commands] == offered
@@ -60,7 +60,7 @@ def test_a_run_ends_with_a_comparison_and_working_next_steps(
     assert f"uses {shipped.label}, which" in said
     assert main(["report", commands[1][2]]) == 0
     assert main(["show", *commands[2][2:4]]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert all(f"- {sentence}" in printed for sentence in summary["sentences"][2:])
     assert summary["sentences"][1] in printed
 

@@ -28,16 +28,18 @@ from esper.cli.parsing import (
     parse,
     read_table,
     require_counts,
+    require_task,
     required,
 )
 from esper.cli.progress_line import ProgressLine
 from esper.config.held_out_hosts import EVALUATION_HOSTS
-from esper.errors import RunError
 from esper.invocation import program
+from esper.storage.controller_folder import locate_controller
 from esper.storage.run_folder import RunFolder, require_no_link, shell_word
 from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
+    from esper.evidence.evaluation import EvaluationProgress, OnProgress
     from esper.evidence.results import Evidence
 
 
@@ -157,7 +159,8 @@ class EvaluateOptions:
     """Arms to run, separated by commas; by default all."""
 
     task: Annotated[str | None, optional("TASK")] = None
-    """Task to evaluate on; by default the one the controller was trained on."""
+    """Task to evaluate on; by default the one the controller was trained on, digits-family for
+    shipped."""
 
     task_options: Annotated[tuple[str, ...], optional("NAME=VALUE")] = ()
     """Options of the task."""
@@ -193,9 +196,11 @@ def run_evaluate(args: Sequence[str]) -> int:
     """Evaluate controllers, write the results, and print them."""
     options = parse(EvaluateOptions, args, command="evaluate")
     require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
+    _require_known(options.runs)
     folder = Path(options.out) if options.out is not None else _default_folder(options)
     require_writable(folder)
     task_options = read_table("task_options", options.task_options)
+    require_task(options.task)
     command = f"esper evaluate {shlex.join(args)}"
     try:
         with ProgressLine(quiet=options.quiet or options.json) as progress:
@@ -219,11 +224,6 @@ def _evaluate(
 
     from esper.evidence.evaluation import evaluate
     from esper.reports.evidence_figures import save_evidence
-    from esper.training.lookup import controller_label
-
-    if not (options.quiet or options.json):
-        names = ", ".join(map(controller_label, options.runs))
-        print(f"evaluating {names} on {options.hosts} hosts", flush=True)
 
     torch.set_num_threads(1)  # the hosts are small
     arms = None if options.arms is None else [word for word in options.arms.split(",") if word]
@@ -239,12 +239,45 @@ def _evaluate(
         allow_code=options.allow_code,
         folder=folder / CACHE,
         command=command,
-        on_progress=progress,
+        on_progress=_announced(progress, "evaluating", options.runs, options),
         workers=options.workers,
         ray_address=options.ray_address,
     )
     save_evidence(entries, folder)
     return entries
+
+
+def _announced(
+    progress: ProgressLine,
+    work: str,
+    controllers: Sequence[str],
+    options: EvaluateOptions | CompareOptions,
+) -> OnProgress:
+    """Return what shows the progress, and first prints which controllers run on which task.
+
+    By then all arguments are known to be valid.
+    """
+    from esper.training.lookup import controller_label
+
+    is_silent = options.quiet or options.json
+
+    def show(step: EvaluationProgress) -> None:
+        nonlocal is_silent
+        if not is_silent:
+            names = ", ".join(map(controller_label, controllers))
+            print_wrapped(f"{work} {names} on {options.hosts} hosts of {step.task}")
+            sys.stdout.flush()
+            is_silent = True
+        progress(step)
+
+    return show
+
+
+def _require_known(controllers: Sequence[str]) -> None:
+    """Reject unknown controllers before PyTorch is loaded; evaluation.json files are no names."""
+    for controller in controllers:
+        if not os.path.isfile(controller):
+            locate_controller(controller)
 
 
 def _default_folder(options: EvaluateOptions) -> Path:
@@ -264,11 +297,13 @@ def _default_folder(options: EvaluateOptions) -> Path:
 
 
 def _folder_of(run: str) -> Path | None:
-    """Return the folder of a run or saved controller, or None for a built-in controller."""
-    try:
-        return RunFolder.find(run).path
-    except RunError:
-        return Path(run) if os.path.isdir(run) else None
+    """Return the folder of a run or saved controller, or None for a built-in controller.
+
+    Raises:
+        RunError: If no controller or run has this name.
+    """
+    place = locate_controller(run)
+    return place.path if isinstance(place, RunFolder) else place
 
 
 def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -> None:
@@ -312,8 +347,8 @@ class CompareOptions:
     """Compare the first controller with each of the others on the same hosts."""
 
     controllers: Annotated[tuple[str, ...], tyro.conf.Positional, required("NAME")]
-    """Two or more: runs, saved controllers, shipped, wait, random, fixed, heuristic; or
-    evaluation.json files."""
+    """Two or more: runs, saved controllers, shipped, wait, random, fixed, heuristic, progressive;
+    or evaluation.json files."""
 
     hosts: int = 512
     """Number of held-out hosts."""
@@ -322,7 +357,8 @@ class CompareOptions:
     """Price of the reference run's FLOPs in score; by default the task's."""
 
     task: Annotated[str | None, optional("TASK")] = None
-    """Task of the hosts; by default the one the learned controllers were trained on."""
+    """Task of the hosts; by default the one the runs were trained on, digits-family without
+    any."""
 
     task_options: Annotated[tuple[str, ...], optional("NAME=VALUE")] = ()
     """Options of the task."""
@@ -357,6 +393,8 @@ def run_compare(args: Sequence[str]) -> int:
     if len(options.controllers) < 2:
         raise UsageError("compare needs at least two controllers. See esper compare --help.")
     require_counts(hosts=(options.hosts, 2))
+    _require_known(options.controllers)
+    require_task(options.task)
     task_options = read_table("task_options", options.task_options)
     with ProgressLine(quiet=options.quiet or options.json) as progress:
         import torch
@@ -373,7 +411,7 @@ def run_compare(args: Sequence[str]) -> int:
             seed=options.seed,
             allow_code=options.allow_code,
             command=f"esper compare {shlex.join(args)}",
-            on_progress=progress,
+            on_progress=_announced(progress, "comparing", options.controllers, options),
             workers=options.workers,
             ray_address=options.ray_address,
         )

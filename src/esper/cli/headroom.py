@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from esper.cli.output import print_columns, print_json, print_wrapped, require_writable
-from esper.cli.parsing import Switch, optional, parse, read_table, require_counts
+from esper.cli.parsing import Switch, optional, parse, read_table, require_counts, require_task
 from esper.cli.progress_line import ProgressLine
 from esper.config.held_out_hosts import HEADROOM_HOSTS
 from esper.formatting import points
@@ -68,6 +68,7 @@ def run_headroom(args: Sequence[str]) -> int:
     """Measure the headroom and print it."""
     options = parse(HeadroomOptions, args, command="headroom")
     require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
+    require_task(options.task)
     if options.cache is not None:
         require_writable(Path(options.cache))
     try:

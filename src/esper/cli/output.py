@@ -226,19 +226,15 @@ def one_line(text: object) -> str:
 
 
 def print_wrapped(text: str, *, indent: str = "", first: str | None = None) -> None:
-    """Print a paragraph, wrapped between words on a terminal.
+    """Print a paragraph, wrapped between words to the terminal, or to 80 columns without one.
 
     Args:
         text: The paragraph.
         indent: Precedes each line.
         first: Precedes the first line instead, if given.
     """
-    start, room = indent if first is None else first, line_width()
-    if room is None:
-        print(f"{start}{text}")
-    else:
-        lines = _wrap(f"{start}{text}", room, indent)
-        print("\n".join(lines))
+    start, room = indent if first is None else first, shutil.get_terminal_size().columns
+    print("\n".join(_wrap(f"{start}{escape_controls(text)}", room, indent)))
 
 
 def existing_folder(path: Path) -> Path:

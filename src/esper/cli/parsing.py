@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 
 from esper.cli.output import print_wrapped, wrapped_output
-from esper.config.schema import NONE, allowed_words, docs_of, hints_of, is_section, shown
+from esper.config.catalogue import TASKS
+from esper.config.schema import NONE, allowed_words, hints_of, is_section, shown, written_docs_of
 from esper.config.toml import parse_toml
 from esper.errors import EsperError, did_you_mean
 
@@ -114,6 +115,19 @@ def require_counts(**given: tuple[int, int]) -> None:
         if value < least:
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is {value}; it must be at least {least}.")
+
+
+def require_task(name: str | None) -> None:
+    """Reject an unknown task before any work is announced; None is the default task.
+
+    Other packages' tasks come with PyTorch, which takes seconds to load; the built-in ones don't.
+    """
+    if name is None or ":" in name or name in TASKS:
+        return
+    from esper.tasks import make_task, task_names
+
+    if name not in task_names():
+        make_task(name)
 
 
 @dataclass
@@ -274,9 +288,13 @@ def _with_help(kind: type[Any]) -> type[Any]:
     """
     if kind.__module__ == "types":  # made with its help texts
         return kind
-    hints, docs = get_type_hints(kind, include_extras=True), docs_of(kind)
+    hints, docs = get_type_hints(kind, include_extras=True), written_docs_of(kind)
     members = [
-        (each.name, Annotated[hints[each.name], tyro.conf.arg(help=docs[each.name])], each)
+        (
+            each.name,
+            Annotated[hints[each.name], tyro.conf.arg(help=docs[each.name])],
+            each,
+        )
         for each in fields(kind)
     ]
     return make_dataclass(kind.__name__, members, frozen=True, kw_only=True)

@@ -11,10 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.parsing import Switch, UsageError, optional, parse, parse_known, read_table
+from esper.cli.parsing import (
+    Switch,
+    UsageError,
+    optional,
+    parse,
+    parse_known,
+    read_table,
+    require_task,
+)
 from esper.config.checks import CodeWarning, require_trusted_task
 from esper.config.run import RunConfig
-from esper.config.schema import docs_of, hints_of, is_section, is_table, key_text, value_text
+from esper.config.schema import (
+    hints_of,
+    is_section,
+    is_table,
+    key_text,
+    value_text,
+    written_docs_of,
+)
 from esper.config.toml import (
     DEFAULT_PRESET,
     load_preset,
@@ -34,9 +49,9 @@ _ABOUT = """Train a controller that grows hosts, then compare it with simple bas
 
 Settings come from a preset or a file; options override them.
 
-The quick preset is a first look: in
-minutes, it learns to grow one family of networks. The controller that ships with Esper, which
-esper.grow uses by default, was trained for longer on many kinds of tasks (preset universal)."""
+The quick preset is a first look: in minutes, it learns to grow one family of networks. The
+controller that ships with Esper, which esper.grow uses by default, was trained for longer on many
+kinds of tasks (preset universal)."""
 _METAVARS = {"config": "FILE", "run_dir": "FOLDER", "workers": "N", "ray_address": "ADDRESS"}
 
 
@@ -110,7 +125,7 @@ def run_train(args: Sequence[str]) -> int:
 
     if run_dir is not None:
         RunFolder(run_dir).require_unused()  # before PyTorch is loaded
-    _require_task(config.task)
+    require_task(config.task)
     if run_dir is None and options.dashboard:
         run_dir = new_run_path(config)  # its page is opened before the run is created
 
@@ -136,19 +151,6 @@ def run_train(args: Sequence[str]) -> int:
     )
 
 
-def _require_task(name: str) -> None:
-    """Reject an unknown task before training is announced.
-
-    Task names come with PyTorch, which takes seconds to load; those of the presets are known.
-    """
-    if ":" in name or name in {load_preset(preset).task for preset in preset_names()}:
-        return
-    from esper.tasks import make_task, task_names
-
-    if name not in task_names():
-        make_task(name)
-
-
 def make_options_class(config: RunConfig, source: Source) -> type[Any]:
     """Return a dataclass of all options with these settings as defaults.
 
@@ -160,7 +162,7 @@ def make_options_class(config: RunConfig, source: Source) -> type[Any]:
         for name, hint in hints_of(kind).items():
             default = getattr(defaults, name)
             help_arg = tyro.conf.arg(
-                help=docs_of(kind)[name],
+                help=written_docs_of(kind)[name],
                 metavar=_METAVARS.get(name),
                 help_behavior_hint=None if default else "",
             )
@@ -196,7 +198,7 @@ def _load_settings(source: Source) -> RunConfig:
 def _flags(section: object) -> list[tuple[str, Any, Any]]:
     """Return the name, the type with its help, and the value of each field of a section."""
     flags: list[tuple[str, Any, Any]] = []
-    docs = docs_of(type(section))
+    docs = written_docs_of(type(section))
     for name, hint in hints_of(type(section)).items():
         value = getattr(section, name)
         if is_section(hint):

@@ -229,6 +229,11 @@ def docs_of(cls: type[Any]) -> dict[str, str]:
     return docs
 
 
+def written_docs_of(cls: type[Any]) -> dict[str, str]:
+    """Return the descriptions of a dataclass's fields with None as files and options spell it."""
+    return {name: re.sub(r"\bNone\b", NONE, doc) for name, doc in docs_of(cls).items()}
+
+
 @lru_cache
 def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
     """Return the statements of each class in a module."""
@@ -251,7 +256,7 @@ def configuration_tables() -> str:
     sections: dict[str, list[Setting]] = {"": []}
     for setting in settings_of():
         sections.setdefault(setting.section, []).append(setting)
-    about = docs_of(RunConfig)
+    about = written_docs_of(RunConfig)
     lines: list[str] = []
     for section, settings in sections.items():
         heading = f"`[{section}]`" if section else "At the top"
@@ -267,7 +272,7 @@ def configuration_tables() -> str:
 
 
 def _walk(config: object, prefix: str) -> Iterator[Setting]:
-    docs = docs_of(type(config))
+    docs = written_docs_of(type(config))
     for name, hint in hints_of(type(config)).items():
         value = getattr(config, name)
         if is_section(hint):

@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 from esper.config.run import RunConfig
 from esper.config.schema import (
     checked_value,
-    docs_of,
     first_sentence,
     hints_of,
     is_section,
@@ -23,6 +22,7 @@ from esper.config.schema import (
     settings_of,
     shown,
     value_text,
+    written_docs_of,
 )
 from esper.errors import ConfigError, did_you_mean
 
@@ -177,7 +177,7 @@ _PPO_TRAINING = ("task", "task_options", "rounds", "envs", "n_steps", "seed", "t
 
 def _section_lines(config: object, prefix: str, names: tuple[str, ...] | None = None) -> list[str]:
     """Return the lines of a section, or of some of its names: settings, then subsections."""
-    docs, hints = docs_of(type(config)), hints_of(type(config))
+    docs, hints = written_docs_of(type(config)), hints_of(type(config))
     hints = hints if names is None else {name: hints[name] for name in names}
     lines: list[str] = []
     for name, hint in hints.items():

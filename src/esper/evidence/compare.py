@@ -60,8 +60,8 @@ def compare(
             files written by evaluations, whose learned arms are compared.
         n_hosts: Number of held-out hosts.
         price: Score that the FLOPs of one reference run cost; by default the task's.
-        task: A task or its name; by default the one that the learned controllers learned on. The
-            shipped one may have learned on another.
+        task: A task or its name; by default the one that the learned controllers, other than the
+            shipped one, learned on, or ``"digits-family"`` if there are none.
         task_options: Options of the task.
         **options: See :class:`esper.evidence.evaluation.EvalOptions`.
 
@@ -85,8 +85,6 @@ def compare(
         )
     saved = [find_saved(one) for one in given]
     learned = [one for one in saved if one is not None]
-    if task is None and not learned:
-        raise RunError("simple controllers have no task of their own; name one (--task).")
     allow_code = options.get("allow_code", False)
     setting = find_common_setting(learned, task, task_options, allow_code=allow_code)
     (price,) = find_prices(price, setting.task.budget.flop_price)
@@ -172,7 +170,7 @@ def _run_all(
         runs = trainers[growth, is_object].run(
             hosts,
             _controller_maker(one, learned),
-            on_share=report_work(on_progress, name, number, len(given)),
+            on_share=report_work(on_progress, task, name, number, len(given)),
         )
         arms.append(
             Arm(

@@ -71,6 +71,8 @@ WARM_UP = "esper.evidence.host_trainer"
 class EvaluationProgress:
     """The progress of an evaluation."""
 
+    task: str
+    """Name of the task of the hosts."""
     work: str
     """What is being done, in words."""
     share: float
@@ -137,7 +139,8 @@ def evaluate(
         prices: Score that the FLOPs of one reference run cost, one or several; by default the price
             that the controllers learned at.
         arms: Names of the arms to run; all by default.
-        task: A task or its name; by default the one that the controllers learned on.
+        task: A task or its name; by default the one that the controllers learned on, or
+            ``"digits-family"`` for the shipped one.
         task_options: Options of the task.
         **options: See :class:`EvalOptions`.
 
@@ -325,9 +328,8 @@ class Evaluation:
         is_tuning = work.startswith(TUNING)
         start += 0 if is_tuning else tuning
         end = start + (tuning if is_tuning else hosts)
-        return report_work(
-            self._on_progress, work, number, n_arms, (start / all_runs, end / all_runs)
-        )
+        span = start / all_runs, end / all_runs
+        return report_work(self._on_progress, self._setting.task, work, number, n_arms, span)
 
 
 @contextmanager
@@ -349,6 +351,7 @@ def shown_work(options: EvalOptions, title: str) -> Generator[OnProgress]:
 
 def report_work(
     on_progress: OnProgress,
+    task: Task,
     work: str,
     number: int,
     n_arms: int,
@@ -358,6 +361,7 @@ def report_work(
 
     Args:
         on_progress: Called with the progress.
+        task: The task of the hosts.
         work: The piece of work, in words.
         number: Its number, from 1.
         n_arms: Number of all pieces.
@@ -366,6 +370,7 @@ def report_work(
     start, end = span or ((number - 1) / n_arms, number / n_arms)
     return lambda share: on_progress(
         EvaluationProgress(
+            task=task.name,
             work=work,
             share=share,
             number=number,

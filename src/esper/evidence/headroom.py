@@ -228,7 +228,7 @@ def headroom(
     numbers = count(1)
 
     def report(work: str) -> OnShare:
-        return report_work(on_progress, work, min(next(numbers), N_WORKS), N_WORKS)
+        return report_work(on_progress, setting.task, work, min(next(numbers), N_WORKS), N_WORKS)
 
     with (
         shown_work(options, "measuring the headroom") as on_progress,

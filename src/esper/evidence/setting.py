@@ -21,6 +21,9 @@ from esper.tamiyo import SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
 
+DEFAULT_TASK = "digits-family"
+"""Where controllers are evaluated that no run was trained for."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvalSetting:
@@ -94,7 +97,8 @@ def find_setting(
     """Return the controllers' own task with their budget, or another task with its own.
 
     Options are added to those that the controllers learned with, if it is their task. Seeds follow
-    the growth rules that the controllers learned with.
+    the growth rules that the controllers learned with. The shipped controller learned on hosts of
+    many designs, so :data:`DEFAULT_TASK` stands in for its own.
 
     Args:
         saved: The controllers.
@@ -106,6 +110,7 @@ def find_setting(
         RunError: If the controllers learned on different tasks and no task is named.
         TaskError: If the task cannot be made, or is code and that is not allowed.
     """
+    task = _default_task(saved) if task is None else task
     learned_on = saved[0].origin.get("task") if saved else None
     is_other = task is not None and task != learned_on
     for one in saved[1:]:
@@ -144,7 +149,7 @@ def find_common_setting(
 
     It is the named task, with the options and the budget of the controllers that learned on it if
     they agree. If none is named, it is the task that all controllers learned on; the shipped one
-    is at home on every task and only counts if there is no other.
+    is at home on every task and does not count. Without any other it is :data:`DEFAULT_TASK`.
 
     Args:
         saved: The learned controllers.
@@ -156,7 +161,8 @@ def find_common_setting(
         RunError: If no task is named and the controllers differ in theirs; it names the field.
         TaskError: If the task cannot be made, or is code and that is not allowed.
     """
-    own = [one for one in saved if not one.is_shipped] or list(saved)
+    own = [one for one in saved if not one.is_shipped]
+    task = _default_task(own) if task is None else task
     if task is None:
         for one in own[1:]:
             if (field := _different_field(own[0], one, _learned_fields)) is not None:
@@ -166,6 +172,11 @@ def find_common_setting(
     if own and not any(_different_field(own[0], one, _learned_fields) for one in own[1:]):
         return find_setting(own[:1], task, task_options, allow_code=allow_code)
     return find_setting([], task, task_options)
+
+
+def _default_task(saved: Sequence[SavedController]) -> str | None:
+    """Return the task of controllers that have none of their own; None if they have."""
+    return DEFAULT_TASK if all(one.is_shipped for one in saved) else None
 
 
 def find_prices(prices: float | Sequence[float] | None, default: float) -> tuple[float, ...]:

@@ -12,18 +12,18 @@ from torch import nn
 from esper.config.catalogue import SHIPPED
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
-from esper.errors import CheckpointError, ConfigError, RunError, did_you_mean
+from esper.errors import CheckpointError, ConfigError, RunError
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.invocation import training_command
 from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.controller_folder import locate_controller
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
 from esper.tamiyo import (
     Controller,
     SavedController,
     controller_names,
-    holds_controller,
     load_saved,
     load_shipped,
     make_controller,
@@ -149,17 +149,9 @@ def find_saved(controller: AnyController) -> SavedController | None:
         return None
     if controller == SHIPPED:
         return load_shipped()
-    if holds_controller(controller):
-        return load_saved(controller)
-    try:
-        run = Run(RunFolder.find(controller))
-    except RunError as error:
-        names = (SHIPPED, *controller_names())
-        raise RunError(
-            f"{error}; or pass the folder of a run or of a saved controller, or one of "
-            f"{', '.join(names)}.{did_you_mean(controller, names)}"
-        ) from error
-    return controller_of(run)
+    place = locate_controller(controller)
+    assert place is not None, "the controllers of Esper are above"
+    return controller_of(Run(place)) if isinstance(place, RunFolder) else load_saved(place)
 
 
 def controller_label(controller: str) -> str:

@@ -35,6 +35,7 @@ from esper.lifecycle.factored_actions import (
     Op,
 )
 from esper.lifecycle.slot_config import SlotConfig
+from esper.storage.controller_folder import FACTS_FILE, holds_controller
 from esper.storage.files import read_json, verified, with_checksum, write_atomic
 from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.learned import (
@@ -167,7 +168,6 @@ class SavedController:
 FORMAT = 2
 """The format of controller.json. Format 1, of Esper 0.1, lacks the checksum."""
 WEIGHTS_FILE = "controller.safetensors"
-FACTS_FILE = "controller.json"
 CARD_FILE = "CARD.md"
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 """The folder of the controller that ships with Esper."""
@@ -266,11 +266,6 @@ def load_shipped() -> SavedController:
             "use another controller: the folder of a run or of a saved one, or heuristic."
         )
     return replace(load_saved(SHIPPED_FOLDER), is_shipped=True)
-
-
-def holds_controller(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder holds a saved controller."""
-    return os.path.isfile(Path(folder) / FACTS_FILE)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
