@@ -79,6 +79,29 @@ def test_all_points_of_a_part_can_be_asked_for(long_run: Served) -> None:
     assert not found["is_thinned"]
 
 
+def test_all_points_of_a_whole_run_can_be_asked_for(long_run: Served) -> None:
+    few, full = (
+        long_run.ask(f"/api/runs/long/metrics?points={word}").json for word in ("few", "all")
+    )
+    assert few["is_thinned"]
+    assert not full["is_thinned"]
+    assert len(few["series"]["train/approx_kl"]["rounds"]) < N_ROUNDS
+    assert full["series"]["train/approx_kl"]["rounds"] == list(range(1, N_ROUNDS + 1))
+    assert (
+        len(long_run.ask("/api/runs/long/health?points=all").json["memory"]["rounds"]) == N_ROUNDS
+    )
+
+
+def test_the_page_leaves_out_only_what_no_chart_shows(long_run: Served) -> None:
+    every, drawn = (
+        set(long_run.ask(f"/api/runs/long/metrics?which={word}").json["series"])
+        for word in ("all", "drawn")
+    )
+    left_out = {f"train/{name}/{head}" for name in ("approx_kl", "clip_fraction") for head in HEADS}
+    assert every - drawn == left_out
+    assert drawn < every
+
+
 def test_the_page_preloads_every_module_that_it_uses(long_run: Served) -> None:
     page = long_run.ask("/").body.decode()
     waiting, found = ["main.js"], set[str]()

@@ -108,6 +108,8 @@ def _short(text: str) -> str:
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 MOST_EPISODES = 500
+POINTS = ("few", "all")
+WHICH_METRICS = ("all", "drawn")
 """Episodes in one response."""
 
 N_THREADS = 4
@@ -132,7 +134,6 @@ class Dashboard:
         self._limiter: CapacityLimiter | None = None
         self._files = StaticFiles(STATIC_FOLDER)
         self.watch = Watch(self._read_heads, log)
-        health = partial(views.health, most_points=views.MOST_POINTS)
         self.routes: list[BaseRoute] = [
             Route("/", self._page),
             Route(LOGIN, self._login),
@@ -145,7 +146,7 @@ class Dashboard:
             Route("/api/runs/{run}/episodes/{env}/{episode}", self._episode),
             Route("/api/runs/{run}/evaluations", self._view_of(views.evaluations)),
             Route("/api/runs/{run}/environments", self._environments),
-            Route("/api/runs/{run}/health", self._view_of(health)),
+            Route("/api/runs/{run}/health", self._health),
             Route("/api/runs/{run}/learned", self._view_of(views.learned)),
         ]
         app = Starlette(
@@ -183,13 +184,19 @@ class Dashboard:
 
     async def _metrics(self, request: Request) -> Response:
         query = request.query_params
+        which = read_choice(query, "which", WHICH_METRICS)
         make = partial(
             views.metric_series,
             after=read_int(query, "after", -1, least=-1),
             until=read_int(query, "until", None),
-            most_points=views.MOST_POINTS,
+            most_points=_most_points(query),
+            without=views.WITHOUT_CHART if which == "drawn" else (),
         )
         return await self._view(request, make)
+
+    async def _health(self, request: Request) -> Response:
+        most_points = _most_points(request.query_params)
+        return await self._view(request, partial(views.health, most_points=most_points))
 
     async def _episodes(self, request: Request) -> Response:
         query = request.query_params
@@ -244,6 +251,11 @@ class Dashboard:
         if self._limiter is None:
             self._limiter = CapacityLimiter(N_THREADS)
         return await anyio.to_thread.run_sync(read, limiter=self._limiter, abandon_on_cancel=True)
+
+
+def _most_points(query: Mapping[str, str]) -> int | None:
+    """Return the number of points that series are thinned to; None for all of them."""
+    return views.MOST_POINTS if read_choice(query, "points", POINTS) == "few" else None
 
 
 async def _handle_error(status: int, _request: Request, error: Exception) -> Response:

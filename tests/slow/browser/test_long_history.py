@@ -200,6 +200,38 @@ def test_a_zoom_into_a_long_run_asks_for_every_round(served: Dashboard, visit: V
     assert picture(visitor) == whole
 
 
+def test_a_zoom_asks_for_every_round_of_compared_runs(served: Dashboard, visit: Visit) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go("#/compare?runs=long,short")
+    visitor.page.locator("[data-test=chart-rollout] canvas").wait_for()
+    visitor.page.get_by_role("button", name="last 100").wait_for()
+    with visitor.page.expect_response(lambda answer: "until=" in answer.url) as found:
+        visitor.page.get_by_role("button", name="last 100").click()
+    assert "/runs/long/" in found.value.url  # the short run has all points already
+    rounds = found.value.json()["series"]["rollout/ep_rew_mean"]["rounds"]
+    assert rounds == list(range(rounds[-1] - 100, rounds[-1] + 1))
+
+
+@pytest.mark.parametrize(
+    ("screen", "chart"),
+    [("run/long", "kl"), ("run/long/health", "memory"), ("compare?runs=long,short", "rollout")],
+)
+def test_a_file_of_numbers_has_every_round_of_a_long_run(
+    served: Dashboard, visit: Visit, screen: str, chart: str
+) -> None:
+    visitor = visit(accept_downloads=True)
+    visitor.open(served.link)
+    visitor.go(f"#/{screen}")
+    visitor.find(f"chart-{chart}").locator("canvas").wait_for()
+    with visitor.page.expect_download() as found:
+        visitor.find(f"chart-{chart}").get_by_role("button", name="CSV").click()
+    _, *rows = Path(found.value.path()).read_text("utf-8").splitlines()
+    rounds = [int(row.split(",")[0]) for row in rows]
+    assert len(rounds) >= LENGTHS["long"]
+    assert rounds == list(range(1, len(rounds) + 1))
+
+
 @pytest.mark.parametrize("size", ["desk", "phone"])
 def test_longer_numbers_do_not_shift_the_layout(
     served: Dashboard, visit: Visit, written: tuple[Path, dict[str, Writing]], size: str

@@ -19,9 +19,10 @@ const HEIGHT = 206;
  *
  * series: [{ label, rounds, values }] or [{ label, constant }]; with isPoints, scale ("second" for an axis of its
  * own), colour and dash. unit is the title of the axis, secondUnit that of the second one, xTitle what is counted
- * across. version changes when the arrays have grown. The number of series is fixed by key.
+ * across. version changes when the arrays have grown. The number of series is fixed by key. allSeries, if given,
+ * promises the same series with the points of all rounds, where those drawn lack some.
  */
-export function Chart({ name, title, note, series, version, group, height = HEIGHT, format = compact, xTitle = "round", isLarge = false, ...look }) {
+export function Chart({ name, title, note, series, version, group, height = HEIGHT, format = compact, xTitle = "round", isLarge = false, allSeries = null, ...look }) {
   const theme = useTheme();
   const smoothing = useSmoothing(group);
   const averaged = look.isStacked ? 1 : smoothing;
@@ -64,8 +65,14 @@ export function Chart({ name, title, note, series, version, group, height = HEIG
     () => series.map((one) => seriesSummary(one.label, one, format)).join("; "),
     [series.length, version],
   );
-  const whole = { name, title, note, series, version, group, format, xTitle, ...look };
+  const whole = { name, title, note, series, version, group, format, xTitle, allSeries, ...look };
   const png = () => savePng(name, { title, note, canvas: plot.current.canvas, series: legendOf(series, hidden, theme) });
+  const csv = async () => {
+    const all = allSeries ? await allSeries() : series;
+    const numbers = new AlignedData(all.length);
+    numbers.update(all);
+    saveCsv(name, xTitle, all, numbers);
+  };
   return html`
     <figure class=${classes("panel chart", isLarge && "large")} data-test=${`chart-${name}`}>
       <figcaption class="panel-head">
@@ -83,7 +90,7 @@ export function Chart({ name, title, note, series, version, group, height = HEIG
         <${Tools} label=${`${title}: enlarge or save`} tools=${[
           ...(isLarge ? [] : [["enlarge", "Show a larger drawing", () => setOpen(true)]]),
           ["PNG", "Save the drawing", png],
-          ["CSV", "Save the numbers of all rounds", () => saveCsv(name, xTitle, series, data)],
+          ["CSV", "Save the numbers of all rounds", csv],
         ]} />
       </div>
       ${isOpen && html`<${Dialog} label=${title} onClose=${() => setOpen(false)}>

@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, runPath, withQuery } from "./api.js";
 import { useSession } from "./live.js";
-import { MetricTable } from "./metrics.js";
+import { MetricTable, metricTable } from "./metrics.js";
 
 /**
  * Gives { data, error } of a path, asked again when mark changes or the connection comes back.
@@ -21,26 +21,34 @@ export function useMetrics(id, mark) {
   return { table, version: data ?? 0, error };
 }
 
-/** Asks for all points of the rounds that charts are zoomed to, if a long run's table lacks some; gives its version. */
-export function useDetail(table, range) {
-  const key = range && table.isThinned ? `${table.id} ${range[0]} ${range[1]}` : null;
+/** Asks for all points of the rounds that charts are zoomed to, for tables of long runs that lack some; gives their version. */
+export function useDetail(tables, range) {
+  const lacking = tables.filter(({ isThinned }) => isThinned);
+  const key = range && lacking.length ? [...range, ...lacking.map(({ id }) => id)].join("\n") : null;
   const [version, setVersion] = useState(0);
   useEffect(() => {
     const control = new AbortController();
-    const show = (answer) => {
-      if (table.showDetail(range?.[0], range?.[1], answer)) setVersion(table.version);
+    const show = (table, answer) => {
+      if (table.showDetail(range?.[0], range?.[1], answer)) setVersion(versionOf(tables));
     };
     if (key === null) {
-      show(null);
+      tables.forEach((table) => show(table, null));
       return undefined;
     }
     const [first, last] = range;
-    get(withQuery(runPath(table.id, "metrics"), { after: first - 1, until: last }), control.signal)
-      .then(show)
-      .catch(() => {}); // what is drawn stays; a lost connection is said elsewhere
+    for (const table of lacking) {
+      get(metricsPath(table, { after: first - 1, until: last }), control.signal)
+        .then((answer) => show(table, answer))
+        .catch(() => {}); // what is drawn stays; a lost connection is said elsewhere
+    }
     return () => control.abort();
-  }, [table, key]);
+  }, [tables, key]);
   return version;
+}
+
+/** Gives a table with all points of a run, asked for if the table of a long run lacks some. */
+export async function completeTable(table) {
+  return table.isThinned ? metricTable(await get(metricsPath(table, { after: -1, points: "all" })), table.id) : table;
 }
 
 /** Gives { data, error } of several runs, in the order they are named. */
@@ -53,18 +61,26 @@ export function useManyMetrics(ids, mark) {
   const key = ids.join("\n");
   const tables = useMemo(() => ids.map((id) => new MetricTable(id)), [key]);
   const { data, error } = useAsked(key, mark, async (signal) => {
-    const versions = await Promise.all(tables.map((table) => fetchMetrics(table, signal)));
-    return versions.reduce((sum, version) => sum + version, 0);
+    await Promise.all(tables.map((table) => fetchMetrics(table, signal)));
+    return versionOf(tables);
   });
   return { tables, version: data ?? 0, error };
 }
 
+function versionOf(tables) {
+  return tables.reduce((sum, { version }) => sum + version, 0);
+}
+
+function metricsPath(table, query) {
+  return withQuery(runPath(table.id, "metrics"), { ...query, which: "drawn" });
+}
+
 async function fetchMetrics(table, signal) {
-  const path = (after) => withQuery(runPath(table.id, "metrics"), { after });
-  const answer = await get(path(table.after()), signal);
+  const ask = () => get(metricsPath(table, { after: table.after() }), signal);
+  const answer = await ask();
   if (table.wentBack(answer)) {
     table.clear();
-    table.take(await get(path(table.after()), signal));
+    table.take(await ask());
   } else {
     table.take(answer);
   }

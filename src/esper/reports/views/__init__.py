@@ -18,6 +18,7 @@ from esper.reports.views.listing import (
 )
 from esper.reports.views.presets import PresetView, nearest_preset
 from esper.reports.views.run import (
+    WITHOUT_CHART,
     Evaluation,
     Headline,
     MetricSeries,
@@ -36,6 +37,7 @@ __all__ = [
     "NOTES_FILE",
     "ORDERS",
     "WHICH",
+    "WITHOUT_CHART",
     "Bar",
     "ComparisonView",
     "Environment",

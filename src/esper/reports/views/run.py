@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, TypedDict, cast
@@ -292,6 +292,10 @@ class Points(TypedDict):
     values: list[float | None]
 
 
+WITHOUT_CHART = ("train/approx_kl/<head>", "train/clip_fraction/<head>")
+"""Metrics that no chart shows; reading them takes as long as reading all others."""
+
+
 class MetricSeries(TypedDict):
     """Metrics by name, and the number of finished rounds."""
 
@@ -307,8 +311,9 @@ def metric_series(
     *,
     until: int | None = None,
     most_points: int | None = None,
+    without: Collection[str] = (),
 ) -> MetricSeries:
-    """Return all metrics by the names in docs/reference/metrics.md.
+    """Return metrics by the names in docs/reference/metrics.md.
 
     A round's evaluation is recorded after the round itself, so a client that follows a run should
     ask again for the last round it has.
@@ -319,10 +324,11 @@ def metric_series(
         until: Only rounds up to this one; None for all.
         most_points: Longer series are thinned to about this number of points, the highest and
             lowest among them; None for all points.
+        without: Metrics to leave out.
     """
     with telemetry.snapshot():
         last = telemetry.last(RoundRecord)
-        metrics = telemetry.metrics_since(after + 1, until)
+        metrics = telemetry.metrics_since(after + 1, until, without=without)
     longest = max((len(one.rounds) for one in metrics.values()), default=0)
     return {
         "rounds_done": 0 if last is None else last.round,

@@ -46,23 +46,36 @@ export function HealthFacts({ health }) {
   <//>`;
 }
 
-/** Throughput, memory, time and the governor, round by round. */
-export function HealthCharts({ health, group }) {
-  const parts = health.seconds_by_part;
-  const restored = health.governor.by_round;
-  const common = { version: health, group };
-  const seconds = largest(parts.names.map((label, k) => ({ label, rounds: parts.rounds, values: parts.values[k] })));
-  const memory = health.memory.values.map((value) => (value === null ? null : value / 2 ** 20));
+/** Throughput, memory, time and the governor, round by round. complete, if given, promises all points of the health. */
+export function HealthCharts({ health, group, complete = null }) {
+  const allSeries = (name) => async () => chartsOf(await complete()).find((chart) => chart.name === name).series;
   return html`<div class="charts charts-2">
-    ${seconds.length > 0 && html`<${Chart} name="seconds" key=${seconds.length} title="Time per round, by part" unit="seconds" isStacked=${true}
-      fromZero=${true} height=${230} format=${seconds2} series=${seconds} ...${common} />`}
-    <${Chart} name="throughput" title="Throughput" unit="steps per second" fromZero=${true} height=${230}
-      format=${compact} series=${[{ label: "steps per second", ...health.throughput }]} ...${common} />
-    <${Chart} name="memory" title="Memory" note="of the training process" unit="MiB" fromZero=${true} format=${compact}
-      series=${[{ label: "resident", rounds: health.memory.rounds, values: memory }]} ...${common} />
-    ${health.grows !== false && html`<${Chart} name="governor" title="Governor" note="rollbacks" unit="hosts per round" fromZero=${true}
-      leastTop=${4} format=${whole} series=${[{ label: "hosts rolled back", ...restored }]} ...${common} />`}
+    ${chartsOf(health).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart} fromZero=${true}
+      version=${health} group=${group} allSeries=${complete && allSeries(chart.name)} />`)}
   </div>`;
+}
+
+function chartsOf(health) {
+  const { seconds_by_part: parts, memory } = health;
+  const mebibytes = memory.values.map((value) => (value === null ? null : value / 2 ** 20));
+  return [
+    {
+      name: "seconds", title: "Time per round, by part", unit: "seconds", isStacked: true, height: 230, format: seconds2,
+      series: largest(parts.names.map((label, k) => ({ label, rounds: parts.rounds, values: parts.values[k] }))),
+    },
+    {
+      name: "throughput", title: "Throughput", unit: "steps per second", height: 230, format: compact,
+      series: [{ label: "steps per second", ...health.throughput }],
+    },
+    {
+      name: "memory", title: "Memory", note: "of the training process", unit: "MiB", format: compact,
+      series: [{ label: "resident", rounds: memory.rounds, values: mebibytes }],
+    },
+    {
+      name: "governor", title: "Governor", note: "rollbacks", unit: "hosts per round", leastTop: 4, format: whole,
+      series: health.grows === false ? [] : [{ label: "hosts rolled back", ...health.governor.by_round }],
+    },
+  ].filter(({ series }) => series.length > 0);
 }
 
 function seconds2(value) {

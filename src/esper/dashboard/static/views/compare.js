@@ -1,11 +1,11 @@
 /** Compare: runs side by side, their curves in the same charts, their settings where they differ. */
 
 import { classes, html } from "../html.js";
-import { useChartGroup } from "../chart_group.js";
+import { useChartGroup, useRange } from "../chart_group.js";
 import { ZoomBar } from "../charts.js";
 import { DifferingSettings, Headlines, Outcome } from "../components/headlines.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
-import { useManyMetrics, useManyRuns, useQuery } from "../data.js";
+import { completeTable, useDetail, useManyMetrics, useManyRuns, useQuery } from "../data.js";
 import { useAnyMark } from "../live.js";
 import { address, go } from "../router.js";
 import { CompareCharts } from "./compare_charts.js";
@@ -40,8 +40,9 @@ function Chooser({ runs, ids }) {
 }
 
 function Compared({ runs, ids, mark }) {
-  const { tables, version, error } = useManyMetrics(ids, mark);
+  const { tables, version: known, error } = useManyMetrics(ids, mark);
   const group = useChartGroup();
+  const version = Math.max(known, useDetail(tables, useRange(group)));
   const last = Math.max(0, ...tables.map(({ roundsDone }) => roundsDone ?? 0));
   return html`<div class="stack">
     <${Problem} error=${error} />
@@ -50,6 +51,7 @@ function Compared({ runs, ids, mark }) {
     <${DifferingSettings} runs=${runs} />
     <div class="screen-head compare-zoom"><h2>Learning curves</h2>
       <div class="rest"><${ZoomBar} group=${group} last=${last} /></div></div>
-    ${version > 0 && html`<${CompareCharts} names=${runs.map(({ name }) => name)} ...${{ tables, version, group }} />`}
+    ${version > 0 && html`<${CompareCharts} names=${runs.map(({ name }) => name)} ...${{ tables, version, group }}
+      complete=${completeTable} />`}
   </div>`;
 }

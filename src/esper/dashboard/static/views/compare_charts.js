@@ -16,10 +16,13 @@ const CHARTS = [
   { name: "explained-variance", unit: "share of variance", title: "Explained variance", metric: "train/explained_variance", format: number },
 ];
 
-/** A chart for each metric, a line for each run. */
-export function CompareCharts({ names, tables, version, group }) {
+/** A chart for each metric, a line for each run. complete is as in RunCharts. */
+export function CompareCharts({ names, tables, version, group, complete = null }) {
   return html`<div class="charts">
-    ${CHARTS.map(({ metric, isPoints, ...chart }) => html`<${Chart} key=${chart.name} ...${chart} ...${{ version, group }}
-      series=${tables.map((table, k) => ({ label: names[k], isPoints, ...table.get(metric) }))} />`)}
+    ${CHARTS.map(({ metric, isPoints, ...chart }) => {
+      const seriesOf = (all) => all.map((table, k) => ({ label: names[k], isPoints, ...table.get(metric) }));
+      const allSeries = complete && (async () => seriesOf(await Promise.all(tables.map(complete))));
+      return html`<${Chart} key=${chart.name} ...${chart} ...${{ version, group, allSeries }} series=${seriesOf(tables)} />`;
+    })}
   </div>`;
 }

@@ -1,7 +1,7 @@
 /** Health: what went wrong or nearly so, how fast it goes, and where the time goes. */
 
 import { html } from "../html.js";
-import { runPath } from "../api.js";
+import { get, runPath, withQuery } from "../api.js";
 import { useChartGroup } from "../chart_group.js";
 import { ZoomBar } from "../charts.js";
 import { Conclusion, HealthCharts, HealthFacts, Notices, Restored, Sessions } from "../components/health.js";
@@ -21,7 +21,8 @@ export function HealthScreen({ id }) {
     <${Conclusion} conclusion=${data.conclusion} />
     <${HealthFacts} health=${data} />
     <div class="stack">
-      <${HealthCharts} health=${data} group=${group} />
+      <${HealthCharts} health=${data} group=${group}
+        complete=${() => get(withQuery(runPath(id, "health"), { points: "all" }))} />
       <div class="grid-2"><${Restored} health=${data} id=${id} /><${Notices} health=${data} /></div>
       <${Sessions} sessions=${data.sessions} />
     </div>

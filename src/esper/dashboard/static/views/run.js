@@ -9,7 +9,7 @@ import { Verdicts } from "../components/verdict.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
 import { ZoomBar } from "../charts.js";
 import { useChartGroup, useRange } from "../chart_group.js";
-import { useDetail, useMetrics, useQuery } from "../data.js";
+import { completeTable, useDetail, useMetrics, useQuery } from "../data.js";
 import { clearTone, compact, duration, isNumber, number, parameters, percent, probability, signed, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
 import { RunCharts, stepsPerRound } from "./run_charts.js";
@@ -21,14 +21,14 @@ export function RunScreen({ id }) {
   const { data: run, error } = useQuery(runPath(id), mark);
   const { table, version: known, error: metricsError } = useMetrics(id, mark);
   const group = useChartGroup();
-  const detail = useDetail(table, useRange(group));
+  const detail = useDetail(useMemo(() => [table], [table]), useRange(group));
   const version = Math.max(known, detail);
   const limit = run?.overview?.kl_limit ?? null;
   const learns = run?.overview?.learns ?? true;
   const grows = run?.overview?.grows ?? true;
   const steps = stepsPerRound(run?.overview);
   const charts = useMemo(
-    () => html`<${RunCharts} ...${{ table, version, group, steps, grows }} klLimit=${limit} learns=${learns} />`,
+    () => html`<${RunCharts} ...${{ table, version, group, steps, grows }} complete=${completeTable} klLimit=${limit} learns=${learns} />`,
     [table, version, group, limit, learns, steps, grows],
   );
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;

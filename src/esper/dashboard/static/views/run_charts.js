@@ -9,12 +9,13 @@ const GREY = () => "#85898e";
 const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
-/** All charts in a grid. */
-export function RunCharts({ table, version, klLimit, group, steps = null, learns = true, grows = true }) {
-  const charts = !grows ? ppoCharts(table, klLimit) : learns ? chartsOf(table, klLimit, steps) : ownCharts(table);
+/** All charts in a grid. complete, if given, promises the table with all points, which a file of numbers has. */
+export function RunCharts({ table, version, klLimit, group, complete = null, steps = null, learns = true, grows = true }) {
+  const make = (from) => (!grows ? ppoCharts(from, klLimit) : learns ? chartsOf(from, klLimit, steps) : ownCharts(from));
+  const allSeries = (name) => async () => make(await complete(table)).find((chart) => chart.name === name).series;
   return html`<div class="charts">
-    ${charts.map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
-      ...${{ version, group }} xTitle=${learns ? "round" : "epoch"} />`)}
+    ${make(table).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
+      ...${{ version, group }} allSeries=${complete && allSeries(chart.name)} xTitle=${learns ? "round" : "epoch"} />`)}
   </div>`;
 }
 
