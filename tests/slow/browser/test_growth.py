@@ -282,8 +282,10 @@ def test_the_list_of_episodes_is_one_tab_stop(visitor: Visitor) -> None:
     )
     assert stops == ["episode-item chosen"]
     visitor.page.locator("main").focus()
+    # The run is live, so new episodes push the chosen one down; the one below it stays there.
+    below = visitor.page.locator("li:has(> .chosen) + li > .episode-item").get_attribute("href")
     visitor.page.keyboard.press("j")
-    visitor.page.locator("li:nth-child(2) > .episode-item.chosen").wait_for()
+    visitor.page.locator(f'.episode-item.chosen[href="{below}"]').wait_for()
 
 
 def test_the_epochs_of_a_timeline_end_with_the_last(visitor: Visitor, grown: Recorded) -> None:
