@@ -1,6 +1,8 @@
-# Train a controller in one command; runs are kept in the volume esper-runs:
-#   docker build --tag esper . && docker run --rm --tty --volume esper-runs:/runs esper
-# Other commands come after the name: docker run --rm --tty --volume esper-runs:/runs esper runs
+# Train a controller in one command; runs are kept in the volume esper-runs, and Ctrl-C saves:
+#   docker build --tag esper . && docker run --rm -it --volume esper-runs:/runs esper
+# Other commands come after the name: docker run --rm -it --volume esper-runs:/runs esper runs
+# The dashboard listens on 127.0.0.1, which is the machine's own only with --network host:
+#   docker run --rm -it --network host --volume esper-runs:/runs esper dashboard
 FROM python:3.11-slim AS build
 RUN apt-get update --quiet \
     && apt-get install --quiet --yes --no-install-recommends gcc libc6-dev \
