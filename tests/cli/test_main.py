@@ -97,11 +97,10 @@ def test_help_of_a_command_fits_80_columns_and_has_no_empty_defaults(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("esper.cli.output.line_width", lambda: 80)
     assert main([name, "--help"]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
-    for ugly in ("(default: )", "None}", "(default: None)"):
+    for ugly in ("(default: )", "None"):  # users type none
         assert ugly not in printed
 
 
