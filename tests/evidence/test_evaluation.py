@@ -257,7 +257,9 @@ def test_the_shipped_controller_is_compared_on_the_task_of_the_run(done_run: Run
     alike = compare([saved, replace(elsewhere, growth=saved.growth)], n_hosts=2)
     np.testing.assert_array_equal(alike.arms[0].accuracy, alike.arms[1].accuracy)
     with pytest.raises(TaskError, match=r"'prior' draws .*--task"):
-        compare([elsewhere, "wait"], n_hosts=2)
+        compare([replace(elsewhere, is_shipped=False), "wait"], n_hosts=2)
+    alone = compare([elsewhere, "wait"], n_hosts=2, task_options={"n_epochs": 2})
+    assert alone.task == "digits-family"
     named = compare([saved, elsewhere], n_hosts=2, task="spirals")
     assert (named.reference, named.price) == (alike.reference, alike.price)
 
