@@ -35,10 +35,10 @@ SCHEDULES: dict[str, Seeds] = {
 }
 
 SHARES: dict[float, dict[str, float]] = {
-    0.005: {"much wider twice": 0.6, "much wider once": 0.2, "of everything": 0.2},
-    0.015: {"wider twice": 0.4, "much wider once": 0.3, "wider once": 0.3},
-    0.08: {"wider once": 0.7, "wider twice": 0.1, "nothing": 0.2},
-    np.inf: {"nothing": 0.7, "wider once": 0.3},
+    0.005: {"much wider twice": 0.85, "much wider once": 0.075, "of everything": 0.075},
+    0.015: {"wider twice": 0.85, "much wider once": 0.075, "wider once": 0.075},
+    0.08: {"wider once": 0.85, "wider twice": 0.05, "nothing": 0.1},
+    np.inf: {"nothing": 0.85, "wider once": 0.15},
 }
 """The schedules that suit a price, by the highest one that they suit; the best comes first.
 
@@ -48,7 +48,7 @@ The numbers are how often each is followed by a controller that varies them.
 STOP_PRICE = 0.07
 """Training stops at this divided by the price, as a share of the budget."""
 
-STOP_SPREAD = 0.4
+STOP_SPREAD = 0.15
 """How much earlier or later a controller stops that varies schedules."""
 
 
