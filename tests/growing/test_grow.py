@@ -6,11 +6,14 @@ import copy
 import math
 import random
 import re
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -35,6 +38,7 @@ from esper.growing.grow import grow
 from esper.growing.grown import Grown, germination_epochs
 from esper.growing.timeline import TimelineStep
 from esper.growth.export.exporter import comes_from_esper
+from esper.modes import THREAD_VARIABLES
 from esper.tamiyo import SavedController, WaitController, save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from esper.tasks import bits_per_character
@@ -246,6 +250,96 @@ def test_the_seed_determines_the_result() -> None:
     weights = same.model.state_dict()
     assert all(torch.equal(tensor, weights[n]) for n, tensor in one.model.state_dict().items())
     assert one.timeline != other.timeline
+
+
+class Watched(nn.Module):
+    """Notes the number of threads of each forward pass in training mode."""
+
+    seen: ClassVar[list[int]] = []  # shared by all copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.append(torch.get_num_threads())
+        return x
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch as it starts on a machine with two processors."""
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("esper.modes.default_threads", lambda: {2})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    Watched.seen.clear()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_small_model_trains_on_one_thread(fails: bool) -> None:
+    model = nn.Sequential(initialized(MLP(1)), Watched())
+
+    def on_step(_: TimelineStep) -> None:
+        if fails:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        grow(model, TRAIN, VAL, 2, at=["0.blocks.0"], on_step=on_step, baseline=True)
+    assert set(Watched.seen) == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_model_that_outgrows_one_thread_gets_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), Watched(), nn.Linear(4, 10))
+    first = 32 * esper.footprint(model, TRAIN[0][:1]).training_step_flops
+    monkeypatch.setattr("esper.modes.SMALL_STEP", first * 1.5)
+    wanted: dict[str, Any] = {"target": {"parameters": 1200}, "fractions": [0.5]}
+    Watched.seen.clear()
+    grow(model, TRAIN, VAL, 8, controller="progressive", **wanted)
+    seen = [n for n, _ in groupby(Watched.seen)]
+    assert seen == [1, 2]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_task_host_trains_on_one_thread() -> None:
+    seen: list[int] = []
+    grow(
+        "spirals",
+        epochs=2,
+        controller="wait",
+        on_step=lambda _: seen.append(torch.get_num_threads()),
+    )
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_resuming_does_not_warn_about_threads(tmp_path: Path) -> None:
+    model = initialized(MLP(1))
+    whole = grow(model, TRAIN, VAL, 4)
+    grow(model, TRAIN, VAL, 4, resume=tmp_path, max_flops=1.0)
+    rest = grow(model, TRAIN, VAL, 4, resume=tmp_path)
+    assert rest.timeline[:1] == whole.timeline[:1]
+
+
+def test_a_bar_is_shown_while_slots_are_being_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wait_for_bar(*_: Any, **__: Any) -> None:
+        for _ in range(500):
+            time.sleep(0.01)
+            if "finding slots" in capsys.readouterr().err:
+                raise ConfigError("seen")
+
+    monkeypatch.setattr("esper.progress.DELAY", 0.1)
+    monkeypatch.setattr("esper.growing.own_models.place_slots", wait_for_bar)
+    with pytest.raises(ConfigError, match="seen"):
+        grow(initialized(MLP(1)), TRAIN, VAL, 2, progress=True)
 
 
 def test_dtype_and_modes_are_preserved() -> None:

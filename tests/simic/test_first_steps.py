@@ -110,8 +110,12 @@ def test_a_prediction_does_not_drop_units() -> None:
     assert model.agent.policy.training  # type: ignore[attr-defined]
 
 
-def test_small_networks_use_one_thread_and_leave_the_number_as_it_was() -> None:
+def test_small_networks_use_one_thread_and_leave_the_number_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("esper.modes.default_threads", lambda: {2})
 
     class Counting(Line):
         def step(self, action: int) -> Any:

@@ -83,13 +83,10 @@ def run_grow(args: Sequence[str]) -> int:
 
 
 def _grow(options: GrowOptions, progress: ProgressLine) -> Grown:
-    import torch
-
     from esper.growing.grow import grow
     from esper.tasks import make_task
     from esper.training.lookup import controller_label, find_saved
 
-    torch.set_num_threads(1)  # the hosts are small
     progress.show("preparing the host", 0.0)
     saved = find_saved(options.controller)
     if not options.json:

@@ -19,9 +19,11 @@ from esper.growing.grown import Grown
 from esper.growing.measuring import require_finite
 from esper.growing.objectives import LossFunction, MetricFunction, make_objective
 from esper.growing.own_models import OwnModel, copy_all, read_settings
+from esper.growing.progress import shown_progress
 from esper.growing.task_hosts import find_task, grow_task
 from esper.growing.timeline import OnStep, ignore_step
-from esper.growing.training_loop import Limits
+from esper.growing.training_loop import Limits, TrainingLoop
+from esper.modes import suitable_threads
 from esper.populations.sequential import EVALUATION_BATCH
 from esper.progress import ShowProgress
 from esper.tasks import Metric, Task
@@ -188,64 +190,71 @@ def grow(
         limit=training.batches_per_epoch,
     )
     validation = Batches(val_data, "val_data", given, batch_size=EVALUATION_BATCH, shuffle=False)
-    first = train.first()
-    objective, _ = (  # validation data that do not fit fail here, before training
-        make_objective(
-            given,
-            batch,
-            batches.name,
-            loss=loss,
-            metric=metric,
-            class_weights=class_weights,
-            all_targets=batches.all_targets,
-        )
-        for batches, batch in ((train, first), (validation, validation.first()))
-    )
-    require_finite(given, validation)
     limits = Limits(
         epochs=plan.n_epochs, max_flops=max_flops, max_seconds=max_seconds, patience=patience
     )
-    work = OwnModel(
-        given=given,
-        optimizer=given_optimizer,
-        settings=training,
-        plan=plan,
-        objective=objective,
-        train=train,
-        validation=validation,
-        first=first,
-        limits=limits,
-        at=at,
-        max_parameters=max_parameters,
-        seed=seed,
-    )
-    grown, loop = work.run(
-        controller if saved is None else saved,
-        target=target,
-        fractions=fractions,
-        on_step=on_step or ignore_step,
-        resume=resume,
-        progress=progress,
-    )
-    if baseline and not loop.was_interrupted:
-        # As many epochs as growth had, whatever ended it.
-        plain, plain_loop = replace(work, limits=Limits(epochs=max(1, loop.grower.epoch))).run(
-            "wait",
-            on_step=ignore_step,
-            resume=None,
-            progress=progress,
-            title="training without growth",
-        )
-        if not plain_loop.was_interrupted:
-            value = plain_loop.kept.evaluation.value
-            summary = replace(
-                grown.summary,
-                baseline=value,
-                is_above_baseline=objective.is_better(loop.kept.evaluation.value, value),
-                gain=float(grown.results.returns[0] - plain.results.returns[0]),
+    with shown_progress(progress, plan.n_epochs, "growing") as bar:
+        first = train.first()
+        objective, _ = (  # validation data that do not fit fail here, before training
+            make_objective(
+                given,
+                batch,
+                batches.name,
+                loss=loss,
+                metric=metric,
+                class_weights=class_weights,
+                all_targets=batches.all_targets,
             )
-            return replace(grown, summary=summary)
+            for batches, batch in ((train, first), (validation, validation.first()))
+        )
+        work = OwnModel(
+            given=given,
+            optimizer=given_optimizer,
+            settings=training,
+            plan=plan,
+            objective=objective,
+            train=train,
+            validation=validation,
+            first=first,
+            limits=limits,
+            at=at,
+            max_parameters=max_parameters,
+            seed=seed,
+        )
+        with suitable_threads(work.batch_flops):
+            require_finite(given, validation)
+        grown, loop = work.run(
+            controller if saved is None else saved,
+            target=target,
+            fractions=fractions,
+            on_step=on_step or ignore_step,
+            resume=resume,
+            bar=bar,
+        )
+    if baseline and not loop.was_interrupted:
+        return _add_baseline(grown, loop, work, progress)
     return grown
+
+
+def _add_baseline(
+    grown: Grown, loop: TrainingLoop, work: OwnModel, progress: ShowProgress
+) -> Grown:
+    """Train the given model without growth, for as many epochs, and compare."""
+    n_epochs = max(1, loop.grower.epoch)  # whatever ended it
+    with shown_progress(progress, n_epochs, "training without growth") as bar:
+        plain, plain_loop = replace(work, limits=Limits(epochs=n_epochs)).run(
+            "wait", on_step=ignore_step, resume=None, bar=bar
+        )
+    if plain_loop.was_interrupted:
+        return grown
+    value = plain_loop.kept.evaluation.value
+    summary = replace(
+        grown.summary,
+        baseline=value,
+        is_above_baseline=work.objective.is_better(loop.kept.evaluation.value, value),
+        gain=float(grown.results.returns[0] - plain.results.returns[0]),
+    )
+    return replace(grown, summary=summary)
 
 
 def _require_no_task(task_options: Mapping[str, Any] | None) -> None:

@@ -407,6 +407,15 @@ class Grower:
         records = self._ready().records
         return float(records.paid_flops[0] * records.reference_flops[0])
 
+    @property
+    def batch_flops(self) -> float:
+        """FLOPs of training the model as it is on one batch; 0 without a sample of its input."""
+        meter = self._ready().meter
+        if meter is None:
+            return 0.0
+        with torch.random.fork_rng(devices=[]):
+            return self._batch_size * meter.training_flops()
+
     def export(self) -> nn.Module:
         """Return the model as a plain module, without anything of Esper.
 

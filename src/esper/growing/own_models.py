@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -30,18 +31,19 @@ from esper.growing.grown import (
 )
 from esper.growing.measuring import copy_modes
 from esper.growing.objectives import Objective
-from esper.growing.progress import shown_progress
+from esper.growing.progress import EpochProgress
 from esper.growing.slots import copy_model, place_slots, require_trainable
 from esper.growing.timeline import OnStep, Timeline
 from esper.growing.training_loop import Limits, TrainingLoop
-from esper.growth.dry_run import first_samples
+from esper.growth.dry_run import batch_size_of, first_samples
 from esper.growth.export import export
+from esper.growth.footprint import training_step_flops
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters, seeded
 from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import Op
+from esper.modes import suitable_threads
 from esper.populations.host_models import make_optimizer
-from esper.progress import ShowProgress
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.training.lookup import (
@@ -78,21 +80,64 @@ class OwnModel:
         fractions: Sequence[float] | None = None,
         on_step: OnStep,
         resume: str | os.PathLike[str] | None,
-        progress: ShowProgress,
-        title: str = "growing",
+        bar: EpochProgress,
     ) -> tuple[Grown, TrainingLoop]:
         """Train a copy of the model with a controller."""
         memo: dict[int, Any] = {}
         model = copy.deepcopy(self.given, memo)
         if not self.given.training:
             model.train()
+        with suitable_threads(self.batch_flops):
+            template, controller = self._place_slots(model, controller, target, fractions)
+        optimizer, scheduler = self.optimizer.bind(model, memo, self.settings)
+        with seeded(self.seed):
+            with suitable_threads(self.batch_flops):
+                grower = Grower(
+                    model,
+                    optimizer,
+                    epochs=self.plan.n_epochs,
+                    controller=controller,
+                    sample_input=self.first.sample,
+                    price=self.plan.flop_price,
+                    scheduler=scheduler,
+                    seed=self.seed,
+                    max_parameters=self.max_parameters,
+                )
+            loop = TrainingLoop(
+                grower,
+                self.objective,
+                self.train,
+                self.validation,
+                self.limits,
+                on_step=bar.wrap(on_step),
+                on_batch=bar.on_batch,
+                largest_counts=target is not None,
+                checkpoints=None if resume is None else CheckpointFolder(resume, keep_last=1),
+                identity=self._identity(grower),
+            )
+            loop.run()
+        return self._result(loop, template), loop
+
+    @cached_property
+    def batch_flops(self) -> float:
+        """FLOPs of training the given model on one batch."""
         sample = first_samples(self.first.sample)
+        return self.first.size / batch_size_of(sample) * training_step_flops(self.given, sample)
+
+    def _place_slots(
+        self,
+        model: nn.Module,
+        controller: AnyController,
+        target: Mapping[str, int] | None,
+        fractions: Sequence[float] | None,
+    ) -> tuple[nn.Module, AnyController]:
+        """Add slots to a copy of the model; return the given model exported, and the controller."""
         is_progressive = controller == PROGRESSIVE
         saved = find_saved(controller)
         place_slots(
             model,
             self.at,
-            sample,
+            first_samples(self.first.sample),
             for_depth=isinstance(target, Mapping) and "depth" in target,
             growth_config=PROGRESSIVE_GROWTH if is_progressive else saved and saved.growth,
             seed=self.seed,
@@ -105,34 +150,7 @@ class OwnModel:
             controller = find_progressive(
                 layout, copy.deepcopy(model), self.plan.n_epochs, target, fractions
             )
-        optimizer, scheduler = self.optimizer.bind(model, memo, self.settings)
-        with seeded(self.seed):
-            grower = Grower(
-                model,
-                optimizer,
-                epochs=self.plan.n_epochs,
-                controller=controller,
-                sample_input=self.first.sample,
-                price=self.plan.flop_price,
-                scheduler=scheduler,
-                seed=self.seed,
-                max_parameters=self.max_parameters,
-            )
-            with shown_progress(progress, grower.epochs, title) as bar:
-                loop = TrainingLoop(
-                    grower,
-                    self.objective,
-                    self.train,
-                    self.validation,
-                    self.limits,
-                    on_step=bar.wrap(on_step),
-                    on_batch=bar.on_batch,
-                    largest_counts=target is not None,
-                    checkpoints=None if resume is None else CheckpointFolder(resume, keep_last=1),
-                    identity=self._identity(grower),
-                )
-                loop.run()
-        return self._result(loop, template), loop
+        return template, controller
 
     def _identity(self, grower: Grower) -> dict[str, str]:
         """Return what tells this training from others, to compare with a saved one."""

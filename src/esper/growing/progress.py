@@ -10,16 +10,17 @@ from esper.progress import ProgressBar, ShowProgress
 
 
 class EpochProgress:
-    """Moves a bar by epochs, and within an epoch by batches."""
+    """Moves a bar by epochs, and within an epoch by batches; before them it prepares."""
 
     def __init__(self, bar: ProgressBar, title: str, epochs: int) -> None:
         self._bar, self._title, self._epochs = bar, title, epochs
         self._details = ""
         self._epoch = self._n_batches = self._per_epoch = 0
-        self._show(0.0)
+        self._bar.show("checking the model and finding slots", 0.0)
 
     def wrap(self, on_step: OnStep) -> OnStep:
-        """Return a function that also moves the bar after each epoch."""
+        """Show that training starts; return a function that also moves the bar by an epoch."""
+        self._show(0.0)
 
         def update(step: TimelineStep) -> None:
             self._per_epoch, self._n_batches = max(self._per_epoch, self._n_batches), 0

@@ -27,6 +27,7 @@ from esper.growing.timeline import OnStep, ignore_step, run_episode
 from esper.growth.export import export
 from esper.growth.modules import count_parameters
 from esper.lifecycle.factored_actions import HEAD_NAMES
+from esper.modes import suitable_threads
 from esper.progress import ShowProgress
 from esper.tamiyo import Controller, Replay
 from esper.tasks import Task, make_task
@@ -112,7 +113,12 @@ def _grow_host(
     with torch.random.fork_rng(devices=[]):
         envs.reset(seed=seed)
     given = _export_host(envs)
-    timeline, results = run_episode(envs, controller, seed, on_step, largest_counts=largest_counts)
+    population = envs.growth.population
+    flops = population.costs_of(0).training_flops(population.lives(0))
+    with suitable_threads(population.orders[0].batch_size * flops):
+        timeline, results = run_episode(
+            envs, controller, seed, on_step, largest_counts=largest_counts
+        )
     grown, test = _export_host(envs), envs.growth.draws[0].data.test
     before, after = (measure(one, test, envs.task.metric) for one in (given, grown))
     summary = _summarize(

@@ -27,6 +27,7 @@ from esper.growth.export import export
 from esper.growth.host_slots import remove_slots, slots
 from esper.growth.modules import named_tensors
 from esper.growth.saved_models import describe_slots, restore_slots
+from esper.modes import suitable_threads
 from esper.populations.host_data import NO_ABLATION, Ablation
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import from_nested, to_nested
@@ -126,6 +127,7 @@ class TrainingLoop:
         self.problems: list[str] = []
         """Why the model was rolled back, for each epoch in which it was."""
         self._start = time.monotonic()
+        self._batch_flops = grower.batch_flops
         self.before: Evaluation
         """How the model did before training."""
         self.kept: Kept
@@ -145,10 +147,14 @@ class TrainingLoop:
     def _begin(self) -> Decision:
         if self._checkpoints is not None and self._checkpoints.names():
             self._load(self._checkpoints)
+            self._batch_flops = self.grower.batch_flops
             return self.grower.trace[-1]
-        self.before = self._evaluate()
-        self.kept = self._keep(self.before, epoch=0, keeps_blended=True)
-        return self.grower.begin(**self._shown(self.before))
+        with suitable_threads(self._batch_flops):
+            self.before = self._evaluate()
+            self.kept = self._keep(self.before, epoch=0, keeps_blended=True)
+            decision = self.grower.begin(**self._shown(self.before))
+            self._batch_flops = self.grower.batch_flops
+        return decision
 
     def _run_epoch(self, before: Decision) -> Decision:
         """Train an epoch after a decision, and return the next decision."""
@@ -156,12 +162,14 @@ class TrainingLoop:
             self.stopped = "the controller ended it"
             self._add_step(before, before)
             return before
-        self._train_epoch()
-        found = self._evaluate()
-        self._settle(found)
-        decision = self.grower.end_epoch(
-            **self._shown(found), validate=lambda: self.score(self._evaluate())
-        )
+        with suitable_threads(self._batch_flops):
+            self._train_epoch()
+            found = self._evaluate()
+            self._settle(found)
+            decision = self.grower.end_epoch(
+                **self._shown(found), validate=lambda: self.score(self._evaluate())
+            )
+            self._batch_flops = self.grower.batch_flops  # a model may outgrow one thread
         self._step_scheduler(found)
         if self.grower.was_rolled_back:
             self.problems.append(decision.why)
