@@ -38,6 +38,7 @@ from esper.growing.grow import grow
 from esper.growing.grown import Grown, germination_epochs
 from esper.growing.timeline import TimelineStep
 from esper.growth.export.exporter import comes_from_esper
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.modes import THREAD_VARIABLES
 from esper.tamiyo import SavedController, WaitController, save_controller
 from esper.tamiyo.controllers import saved as saved_files
@@ -137,6 +138,27 @@ def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
     ):
         assert f"{blueprint} in {slot}" in str(grown.summary)
         assert (slot, blueprint, epoch) in germinated
+
+
+def test_a_row_shows_the_slots_after_its_own_decision_and_epoch() -> None:
+    class Scripted(WaitController):
+        """Germinates before the third epoch and waits otherwise."""
+
+        def act(self, observations: Any, masks: Any, is_first: Any) -> Any:
+            chosen = super().act(observations, masks, is_first)
+            self.n = 0 if is_first[0] else self.n + 1
+            if self.n == 2:
+                chosen[0, HEAD_NAMES.index("op")] = Op.GERMINATE
+                legal = masks["blueprint"][0].nonzero()[-1]
+                chosen[0, HEAD_NAMES.index("blueprint")] = int(legal)
+            return chosen
+
+    grown = grow(initialized(MLP(1)), TRAIN, VAL, 4, controller=Scripted())
+    assert [step.op for step in grown.timeline] == ["wait", "wait", "germinate", "wait"]
+    assert [bool(step.stages) for step in grown.timeline] == [False, False, True, True]
+    sizes = [step.seed_parameters for step in grown.timeline]
+    assert sizes[:2] == [0, 0]
+    assert sizes[2] == sizes[3] == grown.trace[2].seed_parameters > 0
 
 
 def timeline_step(epoch: int, op: str = "wait", **options: Any) -> TimelineStep:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import as_number, require_int, require_number, require_seed
 from esper.config.growth import Budget
+from esper.environment.episodes import SlotOutcome
 from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace
@@ -149,6 +150,8 @@ class Grower:
         """The decision after each epoch."""
         self.was_rolled_back = False
         """Whether the governor rolled the model back in the last epoch."""
+        self.last_slots: SlotOutcome | None = None
+        """The slots at the end of the last epoch, before the decision; None before the first."""
         self.is_finished = False
         """Whether the controller has ended the training."""
         if own_slots(self._module) is None:
@@ -318,15 +321,15 @@ class Grower:
         growth.slots.tick()
         growth.governor.mark_good()
         growth.governor.keep()
-        slots_now = growth.slot_outcome() if self._recording is not None else None
+        self.last_slots = growth.slot_outcome()
         decision = self._decide(growth, train_loss, val_loss, score, contributions)
         for average in self._averages:
             average.sync()
         problems, self._sums = self._sums.problems, EpochSums()
         self.was_rolled_back = bool(problems)
         self.trace.append(decision)
-        if self._recording is not None and slots_now is not None:
-            self._recording.add_epoch(growth, self.trace, slots_now, problems)
+        if self._recording is not None:
+            self._recording.add_epoch(growth, self.trace, self.last_slots, problems)
         return decision
 
     def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 import torch
 
 from esper.arrays import Integers
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
-from esper.environment.episodes import StepResult
+from esper.environment.episodes import SlotOutcome, StepResult
 from esper.formatting import html_table, many, share, whole
 from esper.growing.decisions import describe_action, describe_stages
 from esper.lifecycle.factored_actions import Op, decode_action
@@ -164,12 +165,29 @@ def run_episode(
     return Timeline(steps), results
 
 
+class SlotTexts(TypedDict):
+    """What a :class:`TimelineStep` says about slots."""
+
+    stages: dict[str, str]
+    alphas: dict[str, float]
+    fossils: dict[str, int]
+
+
+def describe_slot_outcome(slot_ids: Sequence[str], outcome: SlotOutcome) -> SlotTexts:
+    """Return the stage, the alpha and the fossils of the slots of one host after an epoch."""
+    stages = [Stage(stage) for stage in outcome.stage[0]]
+    shown = {slot: k for k, slot in enumerate(slot_ids) if stages[k] is not Stage.DORMANT}
+    n_fossils = zip(slot_ids, outcome.n_fossils[0].tolist(), strict=True)
+    return {
+        "stages": {slot: stages[k].name.lower() for slot, k in shown.items()},
+        "alphas": {slot: float(outcome.alpha[0, k]) for slot, k in shown.items()},
+        "fossils": {slot: n for slot, n in n_fossils if n},
+    }
+
+
 def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> TimelineStep:
     config, records = envs.slot_config, envs.growth.records
     action, op = decode_action(actions[0], config), Op(int(result.ops[0]))
-    stages = [Stage(stage) for stage in result.slots.stage[0]]
-    alphas = result.slots.alpha[0]
-    shown = {slot: k for k, slot in enumerate(config.slot_ids) if stages[k] is not Stage.DORMANT}
     acts = op not in (Op.WAIT, Op.FINISH)
     return TimelineStep(
         epoch=int(records.epoch[0]),
@@ -180,13 +198,7 @@ def _describe(envs: GrowthVectorEnv, actions: Integers, result: StepResult) -> T
         score=float(records.score[0]),
         flops=float(records.paid_flops[0]),
         seed_parameters=int(records.seed_parameters[0].sum()),
-        stages={slot: stages[k].name.lower() for slot, k in shown.items()},
-        alphas={slot: float(alphas[k]) for slot, k in shown.items()},
-        fossils={
-            slot: n
-            for slot, n in zip(config.slot_ids, result.slots.n_fossils[0].tolist(), strict=True)
-            if n
-        },
+        **describe_slot_outcome(config.slot_ids, result.slots),
     )
 
 

@@ -22,7 +22,7 @@ from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
 from esper.growing.growing_model import relative_drop
 from esper.growing.objectives import Evaluation, Objective
-from esper.growing.timeline import OnStep, TimelineStep
+from esper.growing.timeline import OnStep, SlotTexts, TimelineStep, describe_slot_outcome
 from esper.growth.export import export
 from esper.growth.host_slots import remove_slots, slots
 from esper.growth.modules import named_tensors
@@ -266,6 +266,18 @@ class TrainingLoop:
         note = after.why if self.grower.was_rolled_back else before.why
         if after.should_stop and self.kept.epoch != self.grower.epoch:
             note = note or f"the end; epoch {self.kept.epoch} counts"
+        outcome = self.grower.last_slots
+        if is_end or outcome is None:
+            fossils = {name: len(life.fossils) for name, life in self.grower.slots.lives.items()}
+            seed_parameters = after.seed_parameters
+            slots_shown: SlotTexts = {
+                "stages": {},
+                "alphas": {},
+                "fossils": {name: n for name, n in fossils.items() if n},
+            }
+        else:  # before the next decision, which is that of the next step
+            seed_parameters = int(outcome.parameters.sum() + outcome.fossil_parameters.sum())
+            slots_shown = describe_slot_outcome(list(self.grower.slots), outcome)
         step = TimelineStep(
             epoch=self.grower.epoch,
             op=before.op,
@@ -274,16 +286,10 @@ class TrainingLoop:
             note=note,
             score=after.score,
             flops=after.flops,
-            seed_parameters=after.seed_parameters,
-            stages={} if is_end else after.stages,
-            alphas={} if is_end else after.alphas,
-            fossils={
-                slot: len(life.fossils)
-                for slot, life in self.grower.slots.lives.items()
-                if life.fossils
-            },
+            seed_parameters=seed_parameters,
             value=before.value,
             is_gain=before.is_gain,
+            **slots_shown,
         )
         self.timeline.append(step)
         self._on_step(step)
