@@ -235,9 +235,27 @@ class RolloutError(EsperError):
     """A rollout buffer was overfilled, or read while incomplete."""
 
 
+SYNONYMS = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "validation_data": "val_data",
+    "loss_fn": "loss",
+    "criterion": "loss",
+}
+"""Names that other libraries use, and ours."""
+
+
 def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the allowed name closest to ``name``, or ``""``."""
-    nearest = difflib.get_close_matches(str(name), list(allowed), n=1)
+    allowed = list(allowed)
+    synonym = SYNONYMS.get(str(name))
+    if synonym in allowed:
+        return f" Did you mean {synonym!r}?"
+    nearest = difflib.get_close_matches(str(name), allowed, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 

@@ -170,7 +170,7 @@ def test_images_in_bytes_are_scaled_and_tokens_are_not() -> None:
     [
         (torch.ones(4, 2), "train_data contains a Tensor"),
         ((torch.ones(4, 2),), "train_data contains a tuple of 1"),
-        (None, "train_data contains a NoneType"),
+        (None, "train_data is missing"),
         (7, "train_data contains a int"),
         ((object(), torch.ones(4)), "inputs of train_data are an object"),
         ((torch.ones(4, 2), torch.ones(3)), "4 inputs but 3 targets"),

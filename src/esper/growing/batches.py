@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from esper.errors import BadDataError, type_of
+from esper.formatting import many
 from esper.tasks import Samples
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
@@ -102,6 +103,8 @@ class Batches:
         """A loader or another iterable of batches ..."""
         self._whole: Batch | None = None
         """... or all samples, if the user has them in memory anyway."""
+        if data is None:
+            raise BadDataError(f"{name} is missing; it must be {FORMS}.")
         if isinstance(data, (Samples, TensorDataset)) or _is_pair(data):
             self._whole = self._read_whole(data)
         elif isinstance(data, DataLoader):
@@ -169,7 +172,9 @@ class Batches:
                 "be as many of each."
             )
         if whole.size < 2:
-            raise BadDataError(f"{self.name} has {whole.size} sample; it must have at least 2.")
+            raise BadDataError(
+                f"{self.name} has {many(whole.size, 'sample')}; it must have at least 2."
+            )
         return whole
 
     def _slices(self, whole: Batch) -> Iterator[Batch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import require_int, require_seed
-from esper.config.growth import Budget, TrainingSettings
+from esper.config.growth import MOST_EPOCHS, Budget, TrainingSettings
 from esper.errors import ConfigError
 from esper.growing.batches import Batches, DataLike
 from esper.growing.grown import Grown
@@ -179,7 +180,7 @@ def grow(
     saved = find_saved(controller)
     usual = Budget() if saved is None else saved.budget
     plan = _find_budget(epochs, replace(usual, flop_price=price), given_as)
-    training = read_settings(options, optimizer)
+    training = read_settings(options, optimizer, inspect.signature(grow).parameters)
     given, given_optimizer = copy_all(model, optimizer, scheduler)
     train = Batches(
         train_data,
@@ -276,6 +277,7 @@ def _find_budget(budget: Any, default: Budget, name: str) -> Budget:
     if isinstance(budget, Budget):
         return budget
     if isinstance(budget, int) and not isinstance(budget, bool):
+        require_int(name, budget, least=1, most=MOST_EPOCHS)
         return replace(default, n_epochs=budget)
     raise ConfigError(
         f"{name} is {budget!r}; it must be a number of epochs, an esper.Budget, or None."

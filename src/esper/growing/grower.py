@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import as_number, require_int, require_number, require_seed
-from esper.config.growth import Budget
+from esper.config.growth import MOST_EPOCHS, Budget
 from esper.environment.episodes import SlotOutcome
 from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
@@ -125,6 +125,7 @@ class Grower:
             raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
         require_number("price", price, least=0.0)
         require_seed(seed)
+        require_int("epochs", epochs, least=1, most=MOST_EPOCHS)
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.model = model
         require_growable(model)

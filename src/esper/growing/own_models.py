@@ -6,7 +6,7 @@ import copy
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, cast
@@ -298,12 +298,20 @@ def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     return copy_model(model, memo)
 
 
-def read_settings(options: dict[str, Any], optimizer: Any) -> PopulationConfig:
-    """Return the training settings; reject unknown ones."""
+def read_settings(
+    options: dict[str, Any], optimizer: Any, arguments: Iterable[str] = ()
+) -> PopulationConfig:
+    """Return the training settings; reject unknown ones.
+
+    Args:
+        options: The settings by name.
+        optimizer: The optimizer, or its name.
+        arguments: Names that an unknown setting may be a misspelling of, too.
+    """
     known = [field.name for field in fields(PopulationConfig)]
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(name, [*known, *arguments])
             raise ConfigError(
                 f"there is no setting {name!r}; the settings are {', '.join(known)}.{hint}"
             )

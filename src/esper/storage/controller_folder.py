@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from esper.config.catalogue import CONTROLLERS, SHIPPED
+from esper.config.schema import shown
 from esper.errors import RunError, did_you_mean
-from esper.storage.run_folder import RunFolder
+from esper.storage.run_folder import LONGEST_NAME, RunFolder, list_folders
 
 FACTS_FILE = "controller.json"
 """The file that makes a folder that of a saved controller."""
@@ -32,7 +33,9 @@ def locate_controller(controller: str | os.PathLike[str]) -> Path | RunFolder | 
     try:
         return RunFolder.find(controller)
     except RunError as error:
+        known = (*names, *(found.name for found in list_folders()))
+        hint = did_you_mean(Path(controller).name[:LONGEST_NAME], known)
         raise RunError(
-            f"{error}; or pass the folder of a run or of a saved controller, or one of "
-            f"{', '.join(names)}.{did_you_mean(controller, names)}"
+            f"there is no controller {shown(str(controller))}; it must be one of "
+            f"{', '.join(names)}, the folder of a saved controller, or a run.{hint}"
         ) from error

@@ -49,7 +49,7 @@ OWN_NAMES = (
 )
 """Everything that training writes in a run folder."""
 
-_LONGEST_NAME = 255
+LONGEST_NAME = 255
 
 RUNS_VARIABLE = "ESPER_RUNS"
 """The environment variable that names the folder of all runs."""
@@ -179,7 +179,7 @@ class RunFolder:
             if folder.holds_run or folder.is_closed:
                 return folder
         known = [found.name for found in list_folders()]
-        hint = did_you_mean(path.name[:_LONGEST_NAME], known) or " List all runs with: esper runs"
+        hint = did_you_mean(path.name[:LONGEST_NAME], known) or " List all runs with: esper runs"
         raise RunError(f"there is no run {shown(str(run))}.{hint}")
 
     def read_config(self) -> RunConfig:
