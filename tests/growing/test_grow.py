@@ -571,6 +571,32 @@ def test_invalid_arguments_are_rejected_on_one_line(change: dict[str, Any], mess
     assert not re.search(r"host 0|task 'own", str(caught.value))
 
 
+ONE_HOT = nn.functional.one_hot(TRAIN[1], 10), nn.functional.one_hot(VAL[1], 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("loads", [False, True])
+def test_one_hot_targets_are_rejected_with_what_to_do(dtype: torch.dtype, loads: bool) -> None:
+    train = TRAIN[0], ONE_HOT[0].to(dtype)
+    data: Any = DataLoader(TensorDataset(*train), batch_size=20) if loads else train
+    with pytest.raises(BadDataError, match=r"of train_data .*class numbers.* loss") as caught:
+        grow(initialized(MLP(1)), data, (VAL[0], ONE_HOT[1].to(dtype)), 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_hot_targets_are_used_with_a_loss_or_as_a_regression() -> None:
+    data = (TRAIN[0], ONE_HOT[0].float()), (VAL[0], ONE_HOT[1].float())
+    with_loss = grow(initialized(MLP(1)), *data, 2, loss=nn.CrossEntropyLoss())
+    assert with_loss.summary.metric == "loss"
+    assert grow(initialized(MLP(1)), *data, 2, metric="r2").summary.metric == "r2"
+
+
+def test_shares_that_are_not_one_hot_are_a_regression() -> None:
+    shares = TRAIN[0].flatten(1)[:, :10].softmax(1), VAL[0].flatten(1)[:, :10].softmax(1)
+    grown = grow(initialized(MLP(1)), (TRAIN[0], shares[0]), (VAL[0], shares[1]), 2)
+    assert grown.summary.metric == "r2"
+
+
 def test_a_class_may_be_missing_from_the_validation_data() -> None:
     kept = VAL[1] != 3
     grown = grow(initialized(MLP(1)), TRAIN, (VAL[0][kept], VAL[1][kept]), 2)

@@ -21,6 +21,9 @@ from esper.tasks import Metric
 
 METRICS = ("accuracy", "mse", "r2", "loss")
 
+REGRESSION = ("mse", "r2")
+"""Metrics that say that targets are numbers to predict, whatever they look like."""
+
 LossFunction = Callable[[Any, Any], Tensor]
 """A loss of outputs and targets, a scalar."""
 
@@ -177,6 +180,9 @@ def make_objective(
         n_classes = 2 if is_single else predictions.shape[-1]
         known = targets if all_targets is None else all_targets
         _require_range(known, n_classes, name, is_single=is_single)
+    known = targets if all_targets is None else all_targets
+    if loss is None and metric not in REGRESSION and own_loss_of(outputs) is None:
+        _require_no_rows(known, name)
     function = loss or _default_loss(outputs, targets, weights, name)
     if loss is not None and class_weights is not None:
         raise ConfigError("class_weights are given with a loss; give the loss its weights instead.")
@@ -240,7 +246,29 @@ def _default_metric(loss: LossFunction | None, outputs: Any, targets: Any) -> st
             return "accuracy" if int(targets.max()) <= 1 else "loss"
         fits = predictions.shape[:-1] == targets.shape
         return "accuracy" if fits or loss is None else "loss"
+    if loss is not None and _are_shares(targets):  # it takes probabilities of classes
+        return "loss"
     return "r2" if predictions.numel() == cast(Tensor, targets).numel() else "loss"
+
+
+def _are_shares(targets: Any) -> bool:
+    """Return whether targets are rows of numbers that add up to 1, as probabilities do."""
+    if not isinstance(targets, Tensor) or not targets.is_floating_point() or targets.ndim < 2:
+        return False
+    if targets.shape[-1] < 2 or not bool((targets >= 0).all()):
+        return False
+    sums = targets.float().sum(-1)
+    return torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+
+
+def _require_no_rows(targets: Any, name: str) -> None:
+    """Reject one-hot rows of floating-point numbers, which would be a regression."""
+    if _are_shares(targets) and bool(((targets == 0) | (targets == 1)).all()):
+        raise BadDataError(
+            f"the targets of {name} are one-hot rows, {describe(targets)}; give class numbers, "
+            "targets.argmax(-1), or a loss, such as torch.nn.CrossEntropyLoss(). For a regression "
+            "give metric='r2'."
+        )
 
 
 def _default_loss(outputs: Any, targets: Any, weights: Tensor | None, name: str) -> LossFunction:
