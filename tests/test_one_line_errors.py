@@ -282,7 +282,7 @@ def test_hosts_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     ("make", "name"),
     [
         (lambda: Budget(n_epochs=10**30), "n_epochs is 1" + "0" * 30),
-        (lambda: esper.grow("spirals", budget=10**30), "n_epochs is 1" + "0" * 30),
+        (lambda: esper.grow("spirals", budget=10**30), "budget is 1" + "0" * 30),
         (lambda: RunConfig(rounds=10**30), "rounds is 1" + "0" * 30),
         (lambda: RunConfig(threads=10**6), "threads is 1000000"),
         (lambda: NetworkConfig(lstm_size=2**63), "lstm_size is 9223372036854775808"),

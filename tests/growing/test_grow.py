@@ -535,7 +535,10 @@ def test_training_settings_are_used() -> None:
         ({"val_data": (VAL[0], VAL[1].float())}, "val_data that are a float32"),
         ({"val_data": (VAL[0], VAL[1][:-1])}, "val_data: .* 100 inputs .* 99 targets"),
         ({"val_data": (VAL[0][:1], VAL[1][:1])}, "val_data has 1 sample"),
-        ({"val_data": (VAL[0] / 0.0, VAL[1])}, "sample 0 of val_data"),
+        (
+            {"val_data": (VAL[0] / 0.0, VAL[1])},
+            r"sample 0 of val_data .*: feature \[0, 0, 0\] is nan \(100 samples",
+        ),
         ({"train_data": (TRAIN[0], TRAIN[1][:, None])}, r"shape \[32, 1\]"),
         ({"train_data": iter([TRAIN])}, "train_data is a list_iterator"),
         ({"train_data": TRAIN[0]}, "train_data contains a Tensor"),
@@ -569,6 +572,56 @@ def test_invalid_arguments_are_rejected_on_one_line(change: dict[str, Any], mess
         grow(**wanted | change)
     assert "\n" not in str(caught.value)
     assert not re.search(r"host 0|task 'own", str(caught.value))
+
+
+def spoiled(data: tuple[Tensor, Tensor], sample: int, feature: int, value: float) -> Any:
+    """Return inputs ``[N, 64]`` with a bad value, and targets."""
+    inputs = data[0].flatten(1).clone()
+    inputs[sample, feature] = value
+    return inputs, data[1]
+
+
+def flat_model() -> nn.Module:
+    return initialized(nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 10)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["train_data", "val_data"])
+def test_a_bad_input_in_memory_is_found_before_training(value: float, name: str) -> None:
+    data = {"train_data": (TRAIN[0].flatten(1), TRAIN[1]), "val_data": (VAL[0].flatten(1), VAL[1])}
+    data[name] = spoiled(data[name], 17, 5, value)
+    steps: list[TimelineStep] = []
+    wanted = f"^sample 17 of {name} cannot be used: feature 5 is {value};"
+    with pytest.raises(BadDataError, match=wanted):
+        grow(flat_model(), **data, epochs=2, on_step=steps.append)
+    assert not steps
+
+
+@pytest.mark.parametrize("name", ["train_data", "val_data"])
+def test_a_bad_input_of_a_loader_is_found_in_its_batch(name: str) -> None:
+    data = {"train_data": (TRAIN[0].flatten(1), TRAIN[1]), "val_data": (VAL[0].flatten(1), VAL[1])}
+    data[name] = spoiled(data[name], 45, 5, math.nan)
+    loaders = {key: DataLoader(TensorDataset(*each), batch_size=20) for key, each in data.items()}
+    wanted = f"^batch 2 of {name} cannot be used: in its sample 5, feature 5 is nan;"
+    with pytest.raises(BadDataError, match=wanted):
+        grow(flat_model(), **loaders, epochs=2)
+
+
+def test_a_bad_target_is_found_before_training() -> None:
+    inputs, targets = TRAIN[0].flatten(1), TRAIN[0].flatten(1)[:, :10].clone()
+    targets[3, 7] = math.nan
+    with pytest.raises(BadDataError, match=r"^sample 3 of train_data .*feature 7 of the target is"):
+        grow(flat_model(), (inputs, targets), (VAL[0].flatten(1), VAL[0].flatten(1)[:, :10]), 2)
+
+
+def test_missing_values_that_the_model_fills_in_are_fine() -> None:
+    class Fill(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.nan_to_num()
+
+    model = nn.Sequential(Fill(), *flat_model().children())
+    data = spoiled(TRAIN, 17, 5, math.nan), spoiled(VAL, 1, 5, math.nan)
+    assert not grow(model, *data, 2).summary.problems
 
 
 ONE_HOT = nn.functional.one_hot(TRAIN[1], 10), nn.functional.one_hot(VAL[1], 10)

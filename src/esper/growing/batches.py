@@ -12,6 +12,7 @@ A batch is split into what the model is called with and the targets:
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -48,6 +49,18 @@ IMAGE_AXES = 3
 
 
 @dataclass(frozen=True)
+class BadValue:
+    """The first value of a batch that is NaN or infinite."""
+
+    row: int
+    """Its sample, by its index in the batch."""
+    text: str
+    """What it is, such as ``feature 3 is nan``."""
+    n_rows: int
+    """Samples of the batch that have such a value in the same input."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """What a model is called with, and the targets."""
 
@@ -60,6 +73,37 @@ class Batch:
     def run(self, model: nn.Module) -> Any:
         """Return the outputs of a model."""
         return model(*self.args, **self.kwargs)
+
+    def take(self, row: int) -> Batch:
+        """Return the batch of one sample."""
+        rows = slice(row, row + 1)
+        kwargs = {key: _taken(each, rows) for key, each in self.kwargs.items()}
+        args = tuple(_taken(each, rows) for each in self.args)
+        return Batch(args, kwargs, _taken(self.targets, rows), 1)
+
+    def find_bad_value(self) -> BadValue | None:
+        """Return the first value of the inputs or the targets that is NaN or infinite, if any."""
+        several = len(self.args) > 1
+        parts = [(f" of input {k}" * several, each) for k, each in enumerate(self.args)]
+        parts += [(f" of {key!r}", each) for key, each in self.kwargs.items()]
+        parts.append((" of the target", self.targets))
+        for part, value in parts:
+            if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
+                continue
+            if math.isfinite(float(value.sum())):  # cheap, and neither NaN nor infinity cancels out
+                continue
+            is_bad = ~value.isfinite()
+            rows = is_bad.flatten(1).any(1) if value.ndim > 1 else is_bad
+            if not bool(rows.any()):
+                continue
+            row = int(rows.int().argmax())
+            place = [int(k) for k in is_bad[row].nonzero()[0]]
+            where = f"feature {place[0] if len(place) == 1 else place}{part}"
+            if not place:
+                where = part.removeprefix(" of ") or "the input"
+            number = float(value[(row, *place)])
+            return BadValue(row, f"{where} is {number}", int(rows.sum()))
+        return None
 
     @property
     def sample(self) -> Any:
@@ -130,6 +174,11 @@ class Batches:
     def all_targets(self) -> Tensor | None:
         """All targets, if they are in memory."""
         return None if self._whole is None else self._whole.targets
+
+    @property
+    def whole(self) -> Batch | None:
+        """All samples, if they are in memory."""
+        return self._whole
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of an epoch."""

@@ -17,7 +17,7 @@ from esper.config.growth import MOST_EPOCHS, Budget, TrainingSettings
 from esper.errors import ConfigError
 from esper.growing.batches import Batches, DataLike
 from esper.growing.grown import Grown
-from esper.growing.measuring import require_finite
+from esper.growing.measuring import require_finite, require_finite_data
 from esper.growing.objectives import LossFunction, MetricFunction, make_objective
 from esper.growing.own_models import OwnModel, copy_all, read_settings
 from esper.growing.progress import shown_progress
@@ -223,6 +223,8 @@ def grow(
             seed=seed,
         )
         with suitable_threads(work.batch_flops):
+            for batches in (train, validation):
+                require_finite_data(given, objective, batches)
             require_finite(given, validation)
         grown, loop = work.run(
             controller if saved is None else saved,

@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
 
-from esper.errors import NonFiniteError
-from esper.growing.batches import Batches
-from esper.growing.objectives import output_of
+from esper.errors import BadDataError, NonFiniteError
+from esper.growing.batches import Batch, Batches
+from esper.growing.objectives import Objective, output_of
 from esper.growth.modules import named_modules
 from esper.modes import evaluation_mode
 from esper.populations.host_data import sample_means
 from esper.populations.sequential import EVALUATION_BATCH
 from esper.tasks import Metric, Samples
+
+BAD_DATA_ADVICE = "remove such samples, or replace such values, before growing."
+
+
+def require_finite_data(model: nn.Module, objective: Objective, batches: Batches) -> None:
+    """Reject data in memory with NaN or infinity that the model or the loss cannot handle.
+
+    Raises:
+        BadDataError: Naming the first such sample and the feature.
+    """
+    if batches.whole is None:
+        return
+    found = batches.whole.find_bad_value()
+    if found is None:
+        return
+    batch = batches.whole.take(found.row)
+    with torch.no_grad(), evaluation_mode(model), torch.random.fork_rng(devices=[]):
+        loss = float(objective.loss(batch.run(model), batch.targets))
+    if not math.isfinite(loss):
+        others = f" ({found.n_rows:,} samples are like it)" * (found.n_rows > 1)
+        raise BadDataError(
+            f"sample {found.row} of {batches.name} cannot be used: {found.text}{others}; "
+            f"{BAD_DATA_ADVICE}"
+        )
+
+
+def require_finite_batch(batch: Batch, number: int, name: str) -> None:
+    """Reject a batch of which the loss is not finite, if that is because of its data.
+
+    Raises:
+        BadDataError: Naming the batch, the sample in it and the feature.
+    """
+    found = batch.find_bad_value()
+    if found is not None:
+        raise BadDataError(
+            f"batch {number} of {name} cannot be used: in its sample {found.row}, {found.text}; "
+            f"{BAD_DATA_ADVICE}"
+        )
 
 
 def require_finite(model: nn.Module, batches: Batches) -> None:
@@ -25,6 +64,7 @@ def require_finite(model: nn.Module, batches: Batches) -> None:
 
     Raises:
         NonFiniteError: Naming the tensor, or the data and the first sample.
+        BadDataError: If it is the inputs that are not finite.
     """
     tensors = [(f"parameter {n}", p, p.requires_grad) for n, p in model.named_parameters()]
     tensors += [(f"buffer {n}", b, False) for n, b in model.named_buffers()]
@@ -37,7 +77,7 @@ def require_finite(model: nn.Module, batches: Batches) -> None:
                 "checkpoint from before it diverged."
             )
     start = 0
-    for batch in batches:
+    for number, batch in enumerate(batches):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             with evaluation_mode(model):
                 row = _find_bad_row(output_of(batch.run(model)))
@@ -45,10 +85,11 @@ def require_finite(model: nn.Module, batches: Batches) -> None:
                 _find_bad_row(output_of(batch.run(copy.deepcopy(model).train()))) is None
             )
         if row is not None and not is_mendable:
+            require_finite_batch(batch, number, batches.name)
             raise NonFiniteError(
                 f"the model returns NaN or infinite outputs, first for sample {start + row} of "
-                f"{batches.name}, although its weights and inputs may be finite; check the data, "
-                "and the forward pass for divisions, logarithms and overflow."
+                f"{batches.name}, although its weights and inputs are finite; check the forward "
+                "pass for divisions, logarithms and overflow."
             )
         start += batch.size
 

@@ -21,6 +21,7 @@ from esper.growing.batches import Batches
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
 from esper.growing.growing_model import relative_drop
+from esper.growing.measuring import require_finite_batch
 from esper.growing.objectives import Evaluation, Objective
 from esper.growing.timeline import OnStep, SlotTexts, TimelineStep, describe_slot_outcome
 from esper.growth.export import export
@@ -180,7 +181,7 @@ class TrainingLoop:
         return decision
 
     def _train_epoch(self) -> None:
-        for batch in self._train:
+        for number, batch in enumerate(self._train):
             try:
                 loss = self.objective.loss(batch.run(self._model), batch.targets)
                 loss.backward()
@@ -192,7 +193,9 @@ class TrainingLoop:
                     f"in training, on a batch of {batch.size} samples; fix its forward() or the "
                     "loss.",
                 )
-            self.grower.step(loss)
+            report = self.grower.step(loss)
+            if report is not None and self.grower.epoch == 0:
+                require_finite_batch(batch, number, self._train.name)
             for scheduler in self._schedulers(per_batch=True):
                 _step(scheduler)
             self._on_batch()
