@@ -22,7 +22,7 @@ AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
 
-grow: $(READY)  ## grow a model of your own on real data; the model and a figure are kept in grown/
+grow: $(READY)  ## grow a model of your own on real data; the model, a figure and a page are kept in grown/
 	$(BIN)/python examples/grow_your_own_model.py --out grown
 
 test: $(READY)  ## everything that must pass before a change lands

@@ -16,6 +16,7 @@ import copy
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -86,7 +87,15 @@ def show(step: TimelineStep) -> None:
     decision = " ".join(filter(None, (step.op, step.blueprint, step.slot, step.note)))
     seeds = ", ".join(f"{slot} {stage}" for slot, stage in step.stages.items())
     epoch, added = step.epoch, step.seed_parameters
-    print(f"{epoch:5}  {step.score:8.1%}  {step.flops:5.2f}  {added:5,}  {decision:32}  {seeds}")
+    facts = f"{epoch:5}  {step.score:8.1%}  {step.flops:5.2f}  {added:5,}  "
+    print(wrapped(facts + "; ".join(filter(None, (decision, seeds))), indent=len(facts)))
+
+
+def wrapped(text: str, indent: int = 0) -> str:
+    """Return a text in lines of 80 columns."""
+    return textwrap.fill(
+        text, 80, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def correct_predictions(model: nn.Module, data: Data) -> Tensor:
@@ -117,16 +126,15 @@ def reinitialize(model: nn.Module) -> nn.Module:
 
 def main(epochs: int, seed: int, controller: str, folder: Path, *, is_kept: bool) -> None:
     """Grow the model, save it, and compare it with models that do not grow."""
-    torch.set_num_threads(1)  # networks this small train faster on one thread
     torch.manual_seed(seed)
     started, small = time.monotonic(), DigitNet()
     train, valid, test = split_digits(seed)
 
-    print("epoch  accuracy  FLOPs  added  decision                          seeds")
+    print("epoch  accuracy  FLOPs  added  decision; seeds")
     grown = esper.grow(
         small, train, valid, epochs, controller=controller, seed=seed, on_step=show, **TRAINING
     )
-    print(f"\n{grown.summary}")
+    print("", *map(wrapped, grown.summary.sentences), sep="\n")
 
     plain = grown.model.eval()
     correct, reloaded = correct_predictions(plain, test), reload_without_esper(plain, test, folder)
@@ -159,17 +167,23 @@ def main(epochs: int, seed: int, controller: str, folder: Path, *, is_kept: bool
 
 def show_files(grown: esper.Grown, folder: Path) -> None:
     """Draw the growth, and say what there is to look at."""
+    assert grown.trace is not None, "a model of one's own has a trace"
     print(f"\n{folder / 'digits.pt2'}: the model; torch.export.load(file).module() loads it")
+    page = folder / "growth.html"
+    page.write_text(
+        "<!doctype html><meta charset=utf-8><title>DigitNet</title>"
+        + grown.summary.to_html()
+        + grown.trace.to_html(),
+        encoding="utf-8",
+    )
     try:
-        assert grown.trace is not None, "a model of one's own has a trace"
         grown.trace.figure(title="DigitNet").savefig(folder / "growth.png", dpi=144)
     except ConfigError as error:  # matplotlib is optional
-        print(error)
+        print(wrapped(str(error)))
     else:
         print(f"{folder / 'growth.png'}: accuracy, seeds and parameters by epoch")
-    print(
-        "Next: esper train, then esper dashboard, shows many networks grow, decision by decision."
-    )
+    print(f"Next: open {page} in a browser to see every decision of this run,")
+    print("or see many networks grow: esper train, then esper dashboard.")
 
 
 def whole_number(text: str) -> int:

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from esper.cli.grow import decision_text, fit, slot_texts
+from esper.cli.grow import decision_text, fit, is_kept, slot_texts
 from esper.cli.main import main
 from esper.growing.timeline import TimelineStep
 from esper.storage.files import with_checksum
@@ -35,9 +36,32 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
         before = step["epoch"]
         assert step["op"].replace("_", " ") in row
     assert any(line.startswith(f"test score {story['score']:.3f}") for line in lines)
-    assert "my host/model.pt2" in lines[-3]
+    assert any(line.startswith("my host/model.pt2") for line in lines)
+    assert lines[lines.index("Next:") + 1].split()[1:6] == [
+        "grow",
+        "--controller",
+        str(finished_run),
+        "--seed",
+        "4",
+    ]
     model = torch.export.load(tmp_path / "my host/model.pt2").module()
     assert len(model(torch.randn(7, 2))) == 7
+
+
+def test_seeds_that_the_saved_model_does_not_have_are_marked() -> None:
+    def step(epoch: int, op: str, slot: str = "a", blueprint: str = "") -> Any:
+        return SimpleNamespace(epoch=epoch, op=op, slot=slot, blueprint=blueprint)
+
+    summary: Any = SimpleNamespace(
+        best_epoch=4, seeds=(("a", "norm"), ("b", "mlp")), germinated_after=(0, 2)
+    )
+    assert is_kept(step(1, "germinate", "a", "norm"), summary)
+    assert not is_kept(step(2, "germinate", "a", "norm"), summary)
+    assert is_kept(step(3, "germinate", "b", "mlp"), summary)
+    assert is_kept(step(4, "fossilize"), summary)
+    assert not is_kept(step(5, "fossilize"), summary)
+    summary.germinated_after = ()
+    assert is_kept(step(2, "germinate", "a", "norm"), summary)
 
 
 def test_json_has_the_content_of_the_saved_timeline(

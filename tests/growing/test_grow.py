@@ -35,8 +35,9 @@ from esper.errors import (
     UnsupportedHostError,
 )
 from esper.growing.grow import grow
-from esper.growing.grown import Grown, germination_epochs
+from esper.growing.grown import Grown, GrowthSummary, germination_epochs
 from esper.growing.timeline import TimelineStep
+from esper.growth.blueprints.registry import blueprint_names
 from esper.growth.export.exporter import comes_from_esper
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.modes import THREAD_VARIABLES
@@ -140,20 +141,25 @@ def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
         assert (slot, blueprint, epoch) in germinated
 
 
+class Germinating(WaitController):
+    """Germinates once, before the epoch after ``epoch``, and waits otherwise."""
+
+    def __init__(self, slot: int = 0, blueprint: str = "mlp_small", epoch: int = 0) -> None:
+        super().__init__()
+        self._slot, self._blueprint, self._epoch, self._n = slot, blueprint, epoch, 0
+
+    def act(self, observations: Any, masks: Any, is_first: Any) -> Any:
+        chosen = super().act(observations, masks, is_first)
+        self._n = 0 if is_first[0] else self._n + 1
+        if self._n == self._epoch:
+            chosen[0, HEAD_NAMES.index("op")] = Op.GERMINATE
+            chosen[0, HEAD_NAMES.index("slot")] = self._slot
+            chosen[0, HEAD_NAMES.index("blueprint")] = blueprint_names().index(self._blueprint)
+        return chosen
+
+
 def test_a_row_shows_the_slots_after_its_own_decision_and_epoch() -> None:
-    class Scripted(WaitController):
-        """Germinates before the third epoch and waits otherwise."""
-
-        def act(self, observations: Any, masks: Any, is_first: Any) -> Any:
-            chosen = super().act(observations, masks, is_first)
-            self.n = 0 if is_first[0] else self.n + 1
-            if self.n == 2:
-                chosen[0, HEAD_NAMES.index("op")] = Op.GERMINATE
-                legal = masks["blueprint"][0].nonzero()[-1]
-                chosen[0, HEAD_NAMES.index("blueprint")] = int(legal)
-            return chosen
-
-    grown = grow(initialized(MLP(1)), TRAIN, VAL, 4, controller=Scripted())
+    grown = grow(initialized(MLP(1)), TRAIN, VAL, 4, controller=Germinating(epoch=2))
     assert [step.op for step in grown.timeline] == ["wait", "wait", "germinate", "wait"]
     assert [bool(step.stages) for step in grown.timeline] == [False, False, True, True]
     sizes = [step.seed_parameters for step in grown.timeline]
@@ -442,6 +448,39 @@ def test_a_score_that_is_not_the_metric_is_explained(metric: Any, words: str) ->
     assert ("the score is" in summary.expectation) == bool(words)
     if metric == "loss":
         assert summary.score == pytest.approx(1.0 - summary.after / summary.before)
+
+
+def test_the_summary_says_which_slots_ended_at_the_limit() -> None:
+    def widened(slot: int) -> GrowthSummary:
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 10)
+        )
+        limit = GrowthConfig(commits_at_once=True, embargo_epochs=1, max_widening=2.0)
+        esper.add_slots(
+            initialized(model), at=["1>3", "3>5"], sample_input=VAL[0][:2], growth_config=limit
+        )
+        script = Germinating(slot, "widen_large")
+        return grow(model, TRAIN, VAL, 3, controller=script, learning_rate=1e-2).summary
+
+    for slot, at in enumerate(("1>3", "3>5")):
+        summary = widened(slot)
+        assert summary.was_kept
+        assert (summary.full_slots, summary.max_widening) == ((at,), 2.0)
+        assert f"at its limit, 2 times the given hidden units, in {at};" in str(summary)
+    summary = widened(0)
+    everything = replace(summary, full_slots=("a", "b", "c"))
+    assert "hidden units, in a, b and c;" in str(everything)
+    assert "limit" not in str(replace(summary, full_slots=()))
+
+
+def test_the_cost_is_said_once() -> None:
+    grown = grow(initialized(MLP(1)), TRAIN, VAL, 2, controller="wait", baseline=True)
+    assert str(grown.summary).count("FLOPs") == 1
+    early = grow(
+        initialized(MLP(1)), TRAIN, VAL, 3, controller="wait", baseline=True, max_flops=1.0
+    )
+    assert early.summary.n_epochs < 3
+    assert "Growing took 1 times its FLOPs" in str(early.summary)
 
 
 @pytest.mark.parametrize("price", [0.0, 0.2])

@@ -17,10 +17,13 @@ from esper.cli.output import (
 )
 from esper.cli.parsing import Switch, UsageError, optional, parse
 from esper.cli.progress_line import ProgressLine
+from esper.config.catalogue import SHIPPED
 from esper.config.checks import require_trusted_task
+from esper.invocation import program
+from esper.storage.run_folder import shell_word
 
 if TYPE_CHECKING:
-    from esper.growing.grown import Grown
+    from esper.growing.grown import Grown, GrowthSummary
     from esper.growing.timeline import TimelineStep
     from esper.tamiyo import SavedController
     from esper.tasks import Task
@@ -79,7 +82,24 @@ def run_grow(args: Sequence[str]) -> int:
         print_json({"folder": str(place), **grown.to_json()})
     else:
         _show(grown, place, verbose=options.verbose)
+        _show_next_steps(options)
     return 0
+
+
+def _show_next_steps(options: GrowOptions) -> None:
+    """Print commands to try next."""
+    words = [f"{program()} grow"]
+    words += [f"--task {shell_word(options.task)}"] * (options.task is not None)
+    if options.controller != SHIPPED:
+        words.append(f"--controller {shell_word(options.controller)}")
+    command, task = " ".join(words), shell_word(options.task or "digits")
+    print("\nNext:")
+    print_columns(
+        [
+            (f"  {command} --seed {options.seed + 1} --verbose", "another host, epoch by epoch"),
+            (f"  {program()} train --task {task}", "train a controller on such hosts"),
+        ]
+    )
 
 
 def _grow(options: GrowOptions, progress: ProgressLine) -> Grown:
@@ -146,15 +166,30 @@ def _print_timeline(timeline: Sequence[TimelineStep]) -> None:
             print(f"{'':{len(facts)}}{line}")
 
 
-def _print_growth(timeline: Sequence[TimelineStep]) -> None:
+def _print_growth(timeline: Sequence[TimelineStep], summary: GrowthSummary) -> None:
     """Print the decisions that changed the host, one line each."""
     rows = [
-        (f"{step.epoch:>7}", f"{step.score:.3f}", decision_text(step))
+        (
+            f"{step.epoch:>7}",
+            f"{step.score:.3f}",
+            decision_text(step) + ("" if is_kept(step, summary) else "; not kept"),
+        )
         for step in timeline
         if step.op in ("germinate", "fossilize", "prune")
     ]
     if rows:
         print_columns([("  epoch", "score", "decision"), *rows])
+        print()
+
+
+def is_kept(step: TimelineStep, summary: GrowthSummary) -> bool:
+    """Return whether the saved model has what a step did."""
+    if step.epoch > summary.best_epoch:
+        return False
+    if step.op != "germinate" or (summary.seeds and not summary.germinated_after):
+        return True
+    kept = zip(summary.seeds, summary.germinated_after, strict=False)
+    return ((step.slot, step.blueprint), step.epoch - 1) in kept
 
 
 def fit(parts: Sequence[str], indent: int) -> list[str]:
@@ -206,8 +241,11 @@ def _show(grown: Grown, place: Path, *, verbose: bool) -> None:
     if grown.summary.expectation:
         print_wrapped(grown.summary.expectation)
     print()
-    (_print_timeline if verbose else _print_growth)(grown.timeline)
-    print()
+    if verbose:
+        _print_timeline(grown.timeline)
+        print()
+    else:
+        _print_growth(grown.timeline, grown.summary)
     print_columns(
         [
             (f"{place}/model.pt2", "model; load it with torch.export.load(file).module()"),

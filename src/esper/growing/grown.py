@@ -24,6 +24,9 @@ from esper.growing.timeline import Timeline, TimelineStep
 from esper.growth.dry_run import SampleInput
 from esper.storage.files import replacing, write_atomic
 
+GUESS = "Before training, going by the tasks that it learned on, the controller expected"
+"""How an expectation begins: the controller has not seen the model learn yet."""
+
 MOST_PERCENT = 10.0
 """Costs from this multiple on are shown as a multiple."""
 
@@ -65,6 +68,10 @@ class GrowthSummary:
     """The slot and the blueprint of each seed in the returned model."""
     germinated_after: tuple[int, ...] = ()
     """Epochs trained before each of them germinated; empty if that is unknown."""
+    full_slots: tuple[str, ...] = ()
+    """The slots of the returned model that have all hidden units that they may have."""
+    max_widening: float | None = None
+    """How many times its own hidden units a block or pair may have; None for no limit."""
     was_kept: bool
     """Whether the trained model is returned; if not, it is no better and the given one is."""
     controller: str
@@ -72,10 +79,12 @@ class GrowthSummary:
     expected_score: float | None = None
     """The score that the controller expected before the first epoch; None without an estimate."""
     expected_gain: float | None = None
-    """What the controller expected growth to gain over training the given model as it is, in score
-    and net of costs; None if it expected a score or nothing."""
+    """What the controller expected growth to gain over training the given model as it is, in
+    return: the score minus the costs. It is what such models gained on the tasks that the
+    controller learned on; None if it expected a score or nothing."""
     gain: float | None = None
-    """What growth gained over that; None if it is unknown."""
+    """What growth gained over training the given model as it is, in return too, on validation;
+    None if it is unknown."""
     has_costs: bool = False
     """Whether the FLOPs or the parameters have a price."""
     score: float | None = None
@@ -101,6 +110,7 @@ class GrowthSummary:
         return (
             self._result(),
             self._growth(),
+            *self._limit(),
             self._cost(),
             *([self.expectation] if self.expectation else []),
             *self._rollbacks(),
@@ -151,6 +161,18 @@ class GrowthSummary:
             f"{self.parameters_after:,} ({added:+,})."
         )
 
+    def _limit(self) -> tuple[str, ...]:
+        if not self.full_slots or self.max_widening is None:
+            return ()
+        names = " and ".join((", ".join(self.full_slots[:-1]), self.full_slots[-1])).removeprefix(
+            " and "
+        )
+        return (
+            f"Growth ended at its limit, {self.max_widening:g} times the given hidden units, in "
+            f"{names}; a model whose slots you add with another GrowthConfig.max_widening can grow "
+            "further.",
+        )
+
     def _cost(self) -> str:
         spent = f"{self.flops:.0%} of" if self.flops < MOST_PERCENT else f"{self.flops:,.0f} times"
         total = f" ({self.total_flops:.2g} in all, {duration(self.seconds)})" * bool(self.seconds)
@@ -176,7 +198,7 @@ class GrowthSummary:
         named = "a score of " if self.scale else f"{self.metric} "
         scale = f" (the score is {self.scale})" if self.scale else ""
         return (
-            f"The controller expected {named}{self.expected_score:.2f} by the end; it got "
+            f"{GUESS} {named}{self.expected_score:.2f} by the end; it got "
             f"{self.score:.2f} on {self.split}{scale}."
         )
 
@@ -206,7 +228,7 @@ class GrowthSummary:
                 f"{advice * (self.split == 'validation')}"
             )
         return (
-            f"The controller expected growth to {'gain' if expected >= 0.0 else 'lose'} "
+            f"{GUESS} growth to {'gain' if expected >= 0.0 else 'lose'} "
             f"{size(expected)} {unit} over training the model as it is"
             f"{', net of costs' * self.has_costs}; {outcome}{scale}."
         )
@@ -226,11 +248,13 @@ class GrowthSummary:
             verdict = "growing it made no difference"
         else:
             verdict = "growing it was " + ("better" if self.is_above_baseline else "worse")
+        ratio = self.flops * self.budget_epochs / max(1, self.n_epochs)
+        # If all epochs were used, the cost above is the same ratio.
+        cost = f" Growing took {ratio:.2g} times its FLOPs." * (self.n_epochs < self.budget_epochs)
         return (
             f"The given model, trained without growth for as many epochs with the same seeds, "
-            f"reaches {self.baseline:.4g}: {verdict}, on this validation data and with one seed. "
-            f"Growing took {self.flops * self.budget_epochs / max(1, self.n_epochs):.2g} times its "
-            "FLOPs.",
+            f"reaches {self.baseline:.4g}: {verdict}, on this validation data and with one seed."
+            f"{cost}",
         )
 
 

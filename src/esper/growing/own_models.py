@@ -34,7 +34,7 @@ from esper.growing.objectives import Objective
 from esper.growing.progress import EpochProgress
 from esper.growing.slots import copy_model, place_slots, require_trainable
 from esper.growing.timeline import OnStep, Timeline
-from esper.growing.training_loop import Limits, TrainingLoop
+from esper.growing.training_loop import Limits, Rebuilt, TrainingLoop
 from esper.growth.dry_run import batch_size_of, first_samples
 from esper.growth.export import export
 from esper.growth.footprint import training_step_flops
@@ -174,7 +174,7 @@ class OwnModel:
         grower, kept = loop.grower, loop.kept
         before = loop.before
         was_kept = kept.epoch > 0 and self.objective.is_better(kept.evaluation.value, before.value)
-        model, seeds = kept.rebuild(self.given) if was_kept else (template, ())
+        model, seeds, full = kept.rebuild(self.given) if was_kept else Rebuilt(template, ())
         copy_modes(self.given, model)
         for parameter in model.parameters():
             parameter.grad = None
@@ -192,6 +192,8 @@ class OwnModel:
             budget_epochs=self.plan.n_epochs,
             seeds=seeds,
             germinated_after=germination_epochs(loop.timeline, seeds, kept.epoch),
+            full_slots=full,
+            max_widening=grower.slots.lives.growth_config.max_widening,
             was_kept=was_kept,
             controller=grower.controller_name,
             seconds=loop.seconds,

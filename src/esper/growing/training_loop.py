@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,14 +72,11 @@ class Kept:
     """Whether seeds that are blended in are part of it."""
     n_committed: int
 
-    def rebuild(self, template: nn.Module) -> tuple[nn.Module, tuple[tuple[str, str], ...]]:
-        """Return the model of this epoch as a plain module, and the seeds that are part of it.
+    def rebuild(self, template: nn.Module) -> Rebuilt:
+        """Return the model of this epoch as a plain module, and what is part of it.
 
         Args:
             template: A model of the given architecture, whose slots if any are empty.
-
-        Returns:
-            The module, and the slot and the blueprint of each seed.
         """
         twin = copy.deepcopy(template)
         remove_slots(twin)
@@ -87,10 +84,24 @@ class Kept:
         with torch.no_grad():
             for name, tensor in named_tensors(twin).items():
                 tensor.copy_(self.tensors[name])
-        slots(twin).end_growth(keep=self.keeps_blended)
-        lives = slots(twin).lives.items()
+        grown = slots(twin)
+        grown.end_growth(keep=self.keeps_blended)
+        lives = grown.lives.items()
         seeds = tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
-        return export(twin, committed_only=True), seeds
+        # A slot that is full keeps its last seed; others absorb it and can grow again.
+        full = tuple(name for name, slot in grown.items() if slot.seed and slot.is_full())
+        return Rebuilt(export(twin, committed_only=True), seeds, full)
+
+
+class Rebuilt(NamedTuple):
+    """The model of an epoch."""
+
+    model: nn.Module
+    """A plain module."""
+    seeds: tuple[tuple[str, str], ...]
+    """The slot and the blueprint of each seed in it."""
+    full_slots: tuple[str, ...] = ()
+    """The slots that have all hidden units that they may have."""
 
 
 class TrainingLoop:
