@@ -1,6 +1,7 @@
 """``esper grow`` grows a host with any controller and saves a model that loads without Esper."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,13 +38,8 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
         assert step["op"].replace("_", " ") in row
     assert any(line.startswith(f"test score {story['score']:.3f}") for line in lines)
     assert any(line.startswith("my host/model.pt2") for line in lines)
-    assert lines[lines.index("Next:") + 1].split()[1:6] == [
-        "grow",
-        "--controller",
-        str(finished_run),
-        "--seed",
-        "4",
-    ]
+    again = shlex.split(lines[lines.index("Next:") + 1])
+    assert again[1:6] == ["grow", "--controller", str(finished_run), "--seed", "4"]
     model = torch.export.load(tmp_path / "my host/model.pt2").module()
     assert len(model(torch.randn(7, 2))) == 7
 

@@ -88,16 +88,15 @@ def run_grow(args: Sequence[str]) -> int:
 
 def _show_next_steps(options: GrowOptions) -> None:
     """Print commands to try next."""
-    words = [f"{program()} grow"]
-    words += [f"--task {shell_word(options.task)}"] * (options.task is not None)
-    if options.controller != SHIPPED:
-        words.append(f"--controller {shell_word(options.controller)}")
-    command, task = " ".join(words), shell_word(options.task or "digits")
+    task = "" if options.task is None else f" --task {shell_word(options.task)}"
+    is_shipped = options.controller == SHIPPED
+    controller = "" if is_shipped else f" --controller {shell_word(options.controller)}"
+    again = f"  {program()} grow{task}{controller} --seed {options.seed + 1} --verbose"
     print("\nNext:")
     print_columns(
         [
-            (f"  {command} --seed {options.seed + 1} --verbose", "another host, epoch by epoch"),
-            (f"  {program()} train --task {task}", "train a controller on such hosts"),
+            (again, "another host, epoch by epoch"),
+            (f"  {program()} train{task}", "train a controller of your own"),
         ]
     )
 
