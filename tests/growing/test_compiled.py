@@ -67,7 +67,10 @@ class Life:
 
     def __init__(self, compiled: Compile, *at: str) -> None:
         torch.manual_seed(0)
-        self.plain = ResidualMLP()
+        self.start(ResidualMLP(), compiled, *at)
+
+    def start(self, model: nn.Module, compiled: Compile, *at: str) -> None:
+        self.plain = model
         self.model = compiled(self.plain)
         optimizer = torch.optim.SGD(self.plain.parameters(), 0.05, momentum=0.9)
         self.grower = esper.Grower(
@@ -115,6 +118,31 @@ def assert_alike(first: Life, second: Life) -> None:
     )
     states: list[dict[str, Tensor]] = [life.plain.state_dict() for life in (first, second)]
     torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
+
+
+class FlatLife(Life):
+    """Seeds on neighbouring pairs, committed one after the other."""
+
+    def __init__(self, compiled: Compile) -> None:
+        torch.manual_seed(0)
+        layers = nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
+        self.start(nn.Sequential(*layers), compiled, "0>2", "2>4")
+
+
+def test_neighbouring_seeds_are_linked_in_compiled_models() -> None:
+    lives = [FlatLife(compiled) for compiled in (leave, compile_whole)]
+    for life in lives:
+        place = life.grower.slots
+        for slot in place:
+            place.germinate(slot, "widen_large", tempo_epochs=3)
+            while place[slot].stage != Stage.HOLDING:
+                place.advance(slot)
+                life.train_epoch()
+        for slot in place:
+            assert place.fossilize(slot).was_done
+            life.train_epoch()
+        assert place["2>4"].life.links == (("0>2", 6),)
+    assert_alike(*lives)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import esper
 from esper.errors import ConfigError, EsperError, GrowerError
+from esper.growth.modules import count_parameters
+from esper.lifecycle.factored_actions import Op
+from esper.tamiyo.controllers.simple import RandomController
 from tests.tamiyo.fresh_controllers import fresh_controller
 
 torch.manual_seed(0)
@@ -134,6 +139,25 @@ def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
             assert_equal(loop.tensors(), expected)
         again, before = loop.grower.trace[epoch], whole.grower.trace[epoch]
         assert again == before
+    lives = [life for _, life in whole.grower.slots.lives.items()]
+    # Otherwise no run was interrupted between the commitments of neighbouring seeds.
+    assert any(seed.links for life in lives for seed in life.committed)
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), share=st.floats(1.05, 4.0))
+def test_no_sequence_of_decisions_exceeds_the_limit_of_parameters(seed: int, share: float) -> None:
+    weights = {Op.GERMINATE: 8.0, Op.ADVANCE: 8.0, Op.FOSSILIZE: 4.0}
+    loop = Loop(RandomController(op_weights=weights), seed=seed)
+    limit = round(share * count_parameters(loop.model))
+    loop.grower.max_parameters = limit
+    for _ in range(EPOCHS):
+        loop.run_epoch()
+        assert count_parameters(loop.grower.export()) <= limit
+        twin = copy.deepcopy(loop.model)
+        esper.slots(twin).end_growth(keep=True)
+        plain = esper.export(twin, committed_only=True)
+        assert count_parameters(twin) == count_parameters(plain) <= limit
 
 
 def test_it_says_how_far_it_is_and_what_its_controller_expected() -> None:
