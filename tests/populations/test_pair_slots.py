@@ -104,21 +104,18 @@ def test_costs_are_those_of_the_merged_network_when_neighbours_grow_at_once() ->
     population, n_before, x = make(1), count_parameters(build(0)), torch.zeros(2, 4)
     lives = population.lives(0)
 
-    def until(stage: Stage, slot: str, op: Op) -> None:
-        while lives[slot].stage != stage:
-            action = GrowthAction(op=op, slot=slot)
+    for slot in PAIRS:
+        population.apply(0, germinate(slot))
+        while lives[slot].stage != Stage.HOLDING:
+            action = GrowthAction(op=Op.ADVANCE, slot=slot)
             if lives.is_legal(action):
                 population.apply(0, action)
             population.train_epoch()
-
+    population.train_epoch()
     for slot in PAIRS:
-        population.apply(0, germinate(slot))
-        until(Stage.HOLDING, slot, Op.ADVANCE)
-    for slot in PAIRS:
-        until(Stage.FOSSILIZED, slot, Op.FOSSILIZE)
-    assert lives["2>5"].links == (("0>2", 3),)
-    for slot in PAIRS:
-        until(Stage.DORMANT, slot, Op.WAIT)
+        assert population.apply(0, GrowthAction(op=Op.FOSSILIZE, slot=slot)).was_done
+    for _ in range(2):
+        population.train_epoch()
     assert [fossil.links for fossil in lives["2>5"].fossils] == [(("0>2", 3),)]
     model, costs = population.model(0), population.costs_of(0)
     merged = esper.export(model)
