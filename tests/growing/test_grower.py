@@ -152,14 +152,29 @@ def test_a_seed_that_would_exceed_the_limit_once_it_is_linked_is_illegal() -> No
     esper.add_slots(model, ["0>3", "3>5"], X[:2])
     grower = esper.Grower(model, make_optimizer(model), epochs=5, sample_input=X[:2])
     lead_to(grower.slots, "0>3", Stage.HOLDING, blueprint="widen_large")
-    growth, seed = grower._ready(), GrowthAction(op=Op.GERMINATE, slot="3>5")
-    seed = replace(seed, blueprint="widen_large")
+    growth = grower._ready()
+    seed = GrowthAction(op=Op.GERMINATE, slot="3>5", blueprint="widen_large")
     size = 8 * 24 + 24 + 24 * 24 + 24 + 24 * 3 + 3
     column = grower.slots.slot_config.blueprint_index("widen_large")
     for limit, is_legal in ((size, True), (size - 1, False)):
         assert bool(growth.find_excess(seed, limit)) is not is_legal
-        growth.observe(limit)
         assert growth._find_affordable(limit)[1, column] == is_legal
+
+
+def test_links_that_existing_seeds_will_get_count_as_parameters() -> None:
+    model = make_model()
+    esper.add_slots(model, ["0>3", "3>5"], X[:2], growth_config=GrowthConfig(embargo_epochs=1))
+    grower = esper.Grower(model, make_optimizer(model), epochs=5, sample_input=X[:2])
+    for slot in grower.slots:
+        lead_to(grower.slots, slot, Stage.HOLDING, blueprint="widen_large")
+    grower.slots.tick()
+    grower.slots.fossilize("0>3")
+    grower.slots.tick()
+    assert grower.slots["0>3"].stage == Stage.DORMANT
+    seed = GrowthAction(op=Op.GERMINATE, slot="0>3", blueprint="widen_large")
+    size = 8 * 48 + 48 + 48 * 24 + 24 + 24 * 3 + 3
+    assert not grower._ready().find_excess(seed, size)
+    assert grower._ready().find_excess(seed, size - 1)
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
