@@ -67,7 +67,10 @@ class Life:
 
     def __init__(self, compiled: Compile, *at: str) -> None:
         torch.manual_seed(0)
-        self.plain = ResidualMLP()
+        self.start(ResidualMLP(), compiled, *at)
+
+    def start(self, model: nn.Module, compiled: Compile, *at: str) -> None:
+        self.plain = model
         self.model = compiled(self.plain)
         optimizer = torch.optim.SGD(self.plain.parameters(), 0.05, momentum=0.9)
         self.grower = esper.Grower(
@@ -114,6 +117,46 @@ def assert_alike(first: Life, second: Life) -> None:
         torch.tensor(first.losses), torch.tensor(second.losses), atol=1e-5, rtol=1e-5
     )
     states: list[dict[str, Tensor]] = [life.plain.state_dict() for life in (first, second)]
+    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
+
+
+class FlatModel(nn.Module):
+    """Three layers in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x).relu()).relu())
+
+
+class FlatLife(Life):
+    """Seeds on neighbouring pairs, of which none is committed yet."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.start(FlatModel(), leave, "a>b", "b>c")
+        place = self.grower.slots
+        for slot in place:
+            place.germinate(slot, "widen_large", tempo_epochs=3)
+            while place[slot].stage != Stage.HOLDING:
+                place.advance(slot)
+                self.train_epoch()
+
+
+def test_neighbouring_seeds_are_linked_in_a_compiled_model() -> None:
+    lives = [FlatLife(), FlatLife()]
+    lives[1].model.compile(backend=BACKEND)
+    for life in lives:
+        place = life.grower.slots
+        for slot in place:
+            life.train_epoch()
+            assert place.fossilize(slot).was_done
+        life.train_epoch()
+        assert place["b>c"].life.links == (("a>b", 6),)
+    states: list[dict[str, Tensor]] = [life.plain.state_dict() for life in lives]
+    assert states[0]["b.seed.links.rows.weight"].any()
     torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
 
 

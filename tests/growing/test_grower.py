@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import esper
+from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, EsperError, GrowerError
+from esper.growth.modules import count_parameters
+from esper.lifecycle.factored_actions import GrowthAction, Op
+from esper.lifecycle.stages import Stage
+from esper.tamiyo.controllers.simple import RandomController
+from tests.growth.helpers import lead_to
 from tests.tamiyo.fresh_controllers import fresh_controller
 
 torch.manual_seed(0)
@@ -134,6 +142,67 @@ def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
             assert_equal(loop.tensors(), expected)
         again, before = loop.grower.trace[epoch], whole.grower.trace[epoch]
         assert again == before
+    lives = [life for _, life in whole.grower.slots.lives.items()]
+    # Otherwise no run was interrupted between the commitments of neighbouring seeds.
+    assert any(seed.links for life in lives for seed in life.committed)
+
+
+def test_a_seed_that_would_exceed_the_limit_once_it_is_linked_is_illegal() -> None:
+    model = make_model()
+    esper.add_slots(model, ["0>3", "3>5"], X[:2])
+    grower = esper.Grower(model, make_optimizer(model), epochs=5, sample_input=X[:2])
+    lead_to(grower.slots, "0>3", Stage.HOLDING, blueprint="widen_large")
+    growth = grower._ready()
+    seed = GrowthAction(op=Op.GERMINATE, slot="3>5", blueprint="widen_large")
+    size = 8 * 24 + 24 + 24 * 24 + 24 + 24 * 3 + 3
+    column = grower.slots.slot_config.blueprint_index("widen_large")
+    for limit, is_legal in ((size, True), (size - 1, False)):
+        assert bool(growth.find_excess(seed, limit)) is not is_legal
+        assert growth._find_affordable(limit)[1, column] == is_legal
+
+
+def test_links_that_existing_seeds_will_get_count_as_parameters() -> None:
+    model = make_model()
+    esper.add_slots(model, ["0>3", "3>5"], X[:2], growth_config=GrowthConfig(embargo_epochs=1))
+    grower = esper.Grower(model, make_optimizer(model), epochs=5, sample_input=X[:2])
+    for slot in grower.slots:
+        lead_to(grower.slots, slot, Stage.HOLDING, blueprint="widen_large")
+    grower.slots.tick()
+    grower.slots.fossilize("0>3")
+    grower.slots.tick()
+    assert grower.slots["0>3"].stage == Stage.DORMANT
+    seed = GrowthAction(op=Op.GERMINATE, slot="0>3", blueprint="widen_large")
+    size = 8 * 48 + 48 + 48 * 24 + 24 + 24 * 3 + 3
+    assert not grower._ready().find_excess(seed, size)
+    assert grower._ready().find_excess(seed, size - 1)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), share=st.sampled_from([2.0, 3.0, 5.0]))
+def test_no_sequence_of_decisions_exceeds_the_limit_of_parameters(seed: int, share: float) -> None:
+    model = make_model()
+    config = GrowthConfig(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1)
+    esper.add_slots(model, ["0>3", "3>5"], X[:2], growth_config=config)
+    limit = round(share * count_parameters(model))
+    weights = {Op.WAIT: 0.0, Op.GERMINATE: 9.0, Op.ADVANCE: 9.0, Op.FOSSILIZE: 3.0, Op.PRUNE: 0.3}
+    controller = RandomController(op_weights=weights)
+    grower = esper.Grower(
+        model,
+        make_optimizer(model),
+        epochs=25,
+        controller=controller,
+        max_parameters=limit,
+        seed=seed,
+        sample_input=X[:2],
+    )
+    for _ in range(25):
+        loss = cross_entropy(model(X[:8]), Y[:8])
+        loss.backward()
+        grower.step(loss)
+        grower.end_epoch(score=0.5)
+        assert count_parameters(grower.export()) <= limit
+    grower.slots.end_growth(keep=True)
+    assert count_parameters(model) == count_parameters(grower.export()) <= limit
 
 
 def test_it_says_how_far_it_is_and_what_its_controller_expected() -> None:

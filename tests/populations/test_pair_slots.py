@@ -100,6 +100,30 @@ def test_hosts_grow_again_and_again_and_their_costs_are_those_of_the_merged_netw
     assert units == [[3, 4, 6], [4, 6]]
 
 
+def test_costs_are_those_of_the_merged_network_when_neighbours_grow_at_once() -> None:
+    population, n_before, x = make(1), count_parameters(build(0)), torch.zeros(2, 4)
+    lives = population.lives(0)
+
+    for slot in PAIRS:
+        population.apply(0, germinate(slot))
+        while lives[slot].stage != Stage.HOLDING:
+            action = GrowthAction(op=Op.ADVANCE, slot=slot)
+            if lives.is_legal(action):
+                population.apply(0, action)
+            population.train_epoch()
+    population.train_epoch()
+    for slot in PAIRS:
+        assert population.apply(0, GrowthAction(op=Op.FOSSILIZE, slot=slot)).was_done
+    for _ in range(2):
+        population.train_epoch()
+    assert [fossil.links for fossil in lives["2>5"].fossils] == [(("0>2", 3),)]
+    model, costs = population.model(0), population.costs_of(0)
+    merged = esper.export(model)
+    added = sum(costs.fossil_parameters(name, life) for name, life in lives.items())
+    assert count_parameters(merged) == count_parameters(model) == n_before + added
+    assert costs.evaluation_flops(lives) == forward_flops(merged, x) / 2
+
+
 @pytest.mark.parametrize("stop", [4, 13, 22])
 def test_a_state_continues_exactly(stop: int) -> None:
     one, other = make(1), make(1)

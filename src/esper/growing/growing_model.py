@@ -142,8 +142,8 @@ class GrowingModel:
         self._history: list[list[np.ndarray]] = []
         """What the controller saw: the observation and the state of the slots, by decision."""
         self._counts: dict[tuple[str, str], int] = {}
-        """The parameters of a seed by slot and blueprint, while the model has ``_counted_at``."""
-        self._counted_at = 0
+        """The parameters of a seed by slot and blueprint, while the slots are ``_counted_at``."""
+        self._counted_at: list[Any] = []
         self._places = [(site.modules[0], self.slots[site.name].block) for site in self.slots.sites]
 
     @property
@@ -167,6 +167,10 @@ class GrowingModel:
     def n_grown(self) -> int:
         """Return the number of parameters of all seeds and fossils."""
         return sum(parameter.numel() for parameter in self.grown_parameters())
+
+    def final_size(self) -> int:
+        """Return the number of parameters of the model once all of its seeds are committed."""
+        return count_parameters(self.model) + self.slots.pairs.count_missing()
 
     def start(self, score: float, loss: float | None, first_loss: float | None) -> None:
         """Record how the model does before the controller's first decision.
@@ -268,10 +272,12 @@ class GrowingModel:
         found = np.array(fits, np.bool_)
         if max_parameters is None:
             return found
-        n_now = count_parameters(self.model)
-        if n_now != self._counted_at:
+        lives = [life for _, life in self.slots.lives.items()]
+        state = [(life.has_seed and life.blueprint, life.fossils) for life in lives]
+        if state != self._counted_at:
             self._counts.clear()
-            self._counted_at = n_now
+            self._counted_at = state
+        n_now = self.final_size()
         for number, (name, slot) in enumerate(self.slots.items()):
             if slot.stage != Stage.DORMANT:
                 continue
@@ -326,7 +332,7 @@ class GrowingModel:
         """Return why a seed would make the model too large; empty if it would not."""
         if max_parameters is None or action.op != Op.GERMINATE:
             return ""
-        size = count_parameters(self.model) + self.slots[action.slot].count_new(action.blueprint)
+        size = self.final_size() + self.slots[action.slot].count_new(action.blueprint)
         if size <= max_parameters:
             return ""
         return (

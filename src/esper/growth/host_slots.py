@@ -309,8 +309,12 @@ class HostSlots(Mapping[str, SeedSlot]):
         self._notify(slot)
 
     def commit_seed(self, slot: str) -> None:
-        """Notify listeners that the seed is now part of the host."""
-        self._notify()
+        """Link the seed to neighbouring ones and notify listeners that it is part of the host."""
+        reshard(self.model)
+        is_linked = self[slot].connect()
+        if is_linked:
+            shard(self[slot].called_parts(), self.model)
+        self._notify(slot if is_linked else None)
 
     def absorb_seed(self, slot: str) -> int:
         """Make a committed seed part of its block; return the hidden units that it added."""

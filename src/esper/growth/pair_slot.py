@@ -8,10 +8,14 @@ The units of several slots meet in layers that are the consumer of one pair and 
 another, and where tensors are concatenated. In every tensor, new units follow those of their own
 producer, oldest first. A seed reads and feeds the new units of neighbouring slots that were
 committed when it was planted (``SlotLife.neighbours``), never units that could still be pruned.
+When it is committed itself, it is linked to those that were committed since (``SlotLife.links``),
+with zero weights that train from then on. So of two seeds, the one that is committed last has the
+weights between them. Committed units come first in a slot, so a number says which ones they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,8 +31,8 @@ from esper.growth.blueprints.widening import PairSeed
 from esper.growth.seed_slot import BlockWrapper, SeedEffect, SeedSlot
 from esper.growth.sharding import local_values, whole_values
 from esper.growth.sites import Pair, PairLayer, SlotSite
-from esper.growth.slot_lives import Neighbours, SlotLives
-from esper.growth.unit_layers import fans_of
+from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
+from esper.growth.unit_layers import fans_of, matrix_of
 from esper.growth.weight_laws import WeightLaw
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
@@ -51,6 +55,8 @@ class UnitGroup:
     """Whether they train without changing the model's output."""
     neighbours: dict[str, int]
     """New units of other slots that the seed reads or feeds, by slot."""
+    links: dict[str, int]
+    """Those after them that its links read or feed."""
 
     @property
     def n_units(self) -> int:
@@ -99,7 +105,8 @@ class Wiring:
             y = torch.cat([y, *(part.to(y.dtype) for part in rows)], dim=axis)
         for source, parts in zip(self.sources, split.new, strict=True):
             for group, part in zip(source.slot.shown_groups, parts, strict=True):
-                change = cast(Tensor, group.seed.columns[source.part](part))
+                changes = [columns(part) for columns in group.seed.column_parts(source.part)]
+                change = changes[0] if len(changes) == 1 else torch.cat(changes, dim=axis)
                 y = _add_change(y, change, axis, group)
         return y
 
@@ -127,11 +134,20 @@ class Wiring:
     def new_parts(self) -> list[nn.Module]:
         """Return the rows and columns that seeds add to the layer."""
         found = [
-            group.seed.columns[source.part]
+            part
             for source in self.sources
             for group in source.slot.unit_groups
+            for part in group.seed.column_parts(source.part)
         ]
-        return found + [group.seed.rows for group in (self.own.unit_groups if self.own else [])]
+        own = [] if self.own is None else self.own.unit_groups
+        return found + [part for group in own for part in group.seed.row_parts()]
+
+    def count_missing(self) -> int:
+        """Return how many weights between new units no seed has, because one is not committed."""
+        n_in, n_out = self.sizes(lambda slot: slot.n_new_units)
+        matrix = matrix_of(self.module)
+        held = sum(matrix_of(part).numel() for part in (self.module, *self.new_parts()))
+        return n_in * n_out * math.prod(matrix.shape[2:]) - held
 
 
 class _Split:
@@ -175,13 +191,20 @@ class _Split:
     def run_rows(self, group: UnitGroup) -> Tensor:
         """Return the units of a group of the layer's own slot."""
         pieces = [self.chunks[0]]
+        linked: list[Tensor] = []
         for source, parts, chunk in zip(self.sources, self.new, self.chunks[1:], strict=True):
             n_read = source.count(group.neighbours.get(source.slot.name, 0))
-            if n_read:
-                pieces.append(self._read(parts, n_read))
+            n_linked = source.count(group.links.get(source.slot.name, 0))
+            read = self._read(parts, n_read + n_linked) if n_read + n_linked else None
+            if read is not None and n_read:
+                pieces.append(read.narrow(self.axis, 0, n_read))
+            if read is not None and n_linked:
+                linked.append(read.narrow(self.axis, n_read, n_linked))
             pieces.append(chunk)
         x = torch.cat(pieces, dim=self.axis) if len(pieces) > 1 else self.x
-        return group.seed.rows(x.detach() if group.is_isolated else x)
+        rows, *links = group.seed.row_parts()
+        units = cast(Tensor, rows(x.detach() if group.is_isolated else x))
+        return units + links[0](torch.cat(linked, dim=self.axis)) if links else units
 
     def _read(self, parts: list[Tensor], size: int) -> Tensor:
         """Return the first new units of a source; zeros for those that are switched off."""
@@ -242,6 +265,7 @@ class PairSlot(SeedSlot):
                 alpha=fossil.alpha,
                 is_isolated=False,
                 neighbours=dict(fossil.neighbours),
+                links=dict(fossil.links),
             )
             for part, fossil in zip(self.absorbed, life.fossils, strict=True)
         ]
@@ -252,6 +276,7 @@ class PairSlot(SeedSlot):
                 alpha=alpha,
                 is_isolated=effect is SeedEffect.ISOLATED,
                 neighbours=dict(life.neighbours),
+                links=dict(life.links),
             )
             found.append(live)
         return found
@@ -266,6 +291,11 @@ class PairSlot(SeedSlot):
     def is_committed(self, group: UnitGroup) -> bool:
         """Return whether new units of this slot can no longer be pruned."""
         return group.seed is not self.seed or self.stage == Stage.FOSSILIZED
+
+    @property
+    def n_new_units(self) -> int:
+        """Number of new units."""
+        return sum(group.n_units for group in self.unit_groups)
 
     @property
     def committed_units(self) -> int:
@@ -289,10 +319,29 @@ class PairSlot(SeedSlot):
         counts = [(slot.name, slot.committed_units) for slot in self.neighbours]
         return tuple((name, count) for name, count in counts if count)
 
+    def connect(self) -> bool:
+        """Link the seed, which has just been committed, to the units committed since it grew."""
+        seen = dict(self.life.neighbours)
+        found = [(name, count - seen.get(name, 0)) for name, count in self.seen_units()]
+        links = tuple((name, count) for name, count in found if count > 0)
+        if links:
+            self.life.links = links
+            self.seed = self._linked(cast(PairSeed, self.seed), self.life)
+        return bool(links)
+
+    def _linked(self, seed: PairSeed, life: SlotLife | Fossil) -> PairSeed:
+        pair = self._beside(self.site, life.connections).pair
+        assert pair is not None, "the site is a block"
+        return seed.linked(pair)
+
     def _new_site(self) -> SlotSite:
+        """Return the site as a new seed would see it once all seeds are committed."""
+        units = tuple((slot.name, slot.n_new_units) for slot in self.neighbours)
+        return self._beside(self._site_after(self.life.units), units)
+
+    def _beside(self, site: SlotSite, units: Neighbours) -> SlotSite:
         pairs = {slot.name: slot.pair for slot in self.neighbours}
-        site = self._site_after(self.life.units)
-        return site.beside((pairs[name], count) for name, count in self.seen_units())
+        return site.beside((pairs[name], count) for name, count in units)
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's units, drawing their weights from torch's default generator."""
@@ -301,14 +350,14 @@ class PairSlot(SeedSlot):
         self._draw(is_start=False)
 
     def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
-        site = self._site_after(units)
-        pairs = {slot.name: slot.pair for slot in self.neighbours}
-        neighbours = self.life.neighbours
-        if len(self.absorbed) < len(self.life.fossils):  # a fossil is being rebuilt
-            neighbours = self.life.fossils[len(self.absorbed)].neighbours
-        site = site.beside((pairs[name], count) for name, count in neighbours)
-        seed = find_blueprint(blueprint).build_seed(site)
-        self.seed = seed.to(**self._tensor_options())
+        life, n_built = self.life, len(self.absorbed)
+        # A fossil is being rebuilt, or the seed is built after all of them.
+        planted = life.fossils[n_built] if n_built < len(life.fossils) else life
+        site = self._beside(self._site_after(units), planted.neighbours)
+        seed = find_blueprint(blueprint).build_seed(site).to(**self._tensor_options())
+        if planted.links:
+            seed = self._linked(cast(PairSeed, seed), planted)
+        self.seed = seed
         self.seed.train(self.block.training)
 
     def called_parts(self) -> list[nn.Module]:
@@ -342,10 +391,11 @@ class PairSlot(SeedSlot):
         wirings = [self.wiring, *self.norm_wirings, *self.consumer_wirings]
         seeds = [part.seed for part in (*self.absorbed, self) if part.seed is not None]
         for seed in cast(list[PairSeed], seeds):
-            parts = [seed.rows, *seed.norms, *seed.columns]
+            columns = [seed.column_parts(part) for part in range(len(seed.columns))]
+            parts = [seed.row_parts(), *([norm] for norm in seed.norms), *columns]
             homes += [
-                (list(wiring.module.parameters()), list(part.parameters()))
-                for wiring, part in zip(wirings, parts, strict=True)
+                (list(wiring.module.parameters()), [p for part in own for p in part.parameters()])
+                for wiring, own in zip(wirings, parts, strict=True)
             ]
         return homes
 
@@ -426,6 +476,10 @@ class PairNetwork:
                 self._places[layer.name] = (model.get_submodule(parent), attribute)
             slot.norm_wirings = self._connect(slot, slot.pair.norms)
             slot.consumer_wirings = self._connect(slot, slot.pair.consumers)
+
+    def count_missing(self) -> int:
+        """Return how many parameters there will be more when all seeds are committed."""
+        return sum(slot.wiring.count_missing() for slot in self.slots)
 
     def _connect(self, slot: PairSlot, layers: Sequence[PairLayer]) -> list[Wiring]:
         wirings = [self.wrappers[layer.name].wiring for layer in layers]

@@ -194,8 +194,15 @@ class SeedSlot(BlockWrapper):
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
         self._build(blueprint, style, self.life.units)
 
+    def connect(self) -> bool:
+        """Link the seed, which has just been committed, to others; return whether it changed."""
+        return False
+
     def count_new(self, blueprint: str) -> int:
-        """Return how many parameters a seed of a blueprint would add, without a gate."""
+        """Return how many parameters a seed of a blueprint would add, without a gate.
+
+        Those by which committing it links it to other seeds are among them.
+        """
         recipe = find_blueprint(blueprint)
         block = copy_plain(self.block) if recipe.copies_block else None
         with torch.random.fork_rng(devices=[]):

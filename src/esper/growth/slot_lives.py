@@ -28,12 +28,37 @@ Neighbours = tuple[tuple[str, int], ...]
 """For a seed on a pair of layers: committed new units of other slots that it reads or feeds."""
 
 
-def _neighbours_from_json(values: dict[str, Any]) -> Neighbours:
-    return tuple((str(slot), int(count)) for slot, count in values.get("neighbours", ()))
+class _Connected:
+    """What a seed on a pair of layers is connected with."""
+
+    neighbours: Neighbours
+    """Units that were committed when it was planted."""
+    links: Neighbours
+    """Further ones that were committed when it was committed itself."""
+
+    @property
+    def connections(self) -> Neighbours:
+        """All of them; a slot may appear twice."""
+        return (*self.neighbours, *self.links)
+
+
+def _connections_to_json(seed: _Connected) -> dict[str, Any]:
+    return {
+        "neighbours": list(map(list, seed.neighbours)),
+        "links": list(map(list, seed.links)),
+    }
+
+
+def _connections_from_json(values: dict[str, Any]) -> dict[str, Neighbours]:
+    # Lives of earlier versions lack both or the links.
+    return {
+        key: tuple((str(slot), int(count)) for slot, count in values.get(key, ()))
+        for key in ("neighbours", "links")
+    }
 
 
 @dataclass(frozen=True)
-class Fossil:
+class Fossil(_Connected):
     """A committed seed that has become part of its slot's block."""
 
     blueprint: str
@@ -42,6 +67,7 @@ class Fossil:
     units: int
     """Hidden units that it added to the block's own; 0 unless it widened them."""
     neighbours: Neighbours = ()
+    links: Neighbours = ()
 
     def as_life(self) -> SlotLife:
         """Return the life of a slot that holds this seed and nothing else."""
@@ -57,7 +83,7 @@ class Fossil:
             "style": self.style.value,
             "alpha": self.alpha,
             "units": self.units,
-            "neighbours": list(map(list, self.neighbours)),
+            **_connections_to_json(self),
         }
 
     @classmethod
@@ -68,12 +94,12 @@ class Fossil:
             style=BlendStyle(values["style"]),
             alpha=values["alpha"],
             units=values["units"],
-            neighbours=_neighbours_from_json(values),
+            **_connections_from_json(values),
         )
 
 
 @dataclass
-class SlotLife:
+class SlotLife(_Connected):
     """The state of one slot: its stage, its blueprint, how its seed is blended."""
 
     stage: Stage = Stage.DORMANT
@@ -90,6 +116,7 @@ class SlotLife:
     fossils: tuple[Fossil, ...] = ()
     """The seeds that have become part of the block, in order."""
     neighbours: Neighbours = ()
+    links: Neighbours = ()
 
     @property
     def alpha(self) -> float:
@@ -157,7 +184,7 @@ class SlotLife:
                 "epoch": schedule.epoch,
             },
             "fossils": [fossil.to_json() for fossil in self.fossils],
-            "neighbours": list(map(list, self.neighbours)),
+            **_connections_to_json(self),
         }
 
     @classmethod
@@ -176,7 +203,7 @@ class SlotLife:
             schedule=AlphaSchedule(**schedule),
             # Lives of earlier versions have none.
             fossils=tuple(map(Fossil.from_json, values.get("fossils", ()))),
-            neighbours=_neighbours_from_json(values),
+            **_connections_from_json(values),
         )
 
 
@@ -394,7 +421,8 @@ class SlotLives:
                 "part of its block."
             )
         units = keeper.absorb_seed(slot)
-        fossil = Fossil(life.blueprint, life.style, life.alpha, units, life.neighbours)
+        connections = life.neighbours, life.links
+        fossil = Fossil(life.blueprint, life.style, life.alpha, units, *connections)
         self._lives[slot] = SlotLife(fossils=(*life.fossils, fossil))
         self._notify(slot)
 

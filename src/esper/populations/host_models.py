@@ -16,13 +16,13 @@ from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError
 from esper.growth.blueprints import find_blueprint
 from esper.growth.blueprints.deepening import BlockCopy
-from esper.growth.blueprints.widening import WidenSeed
+from esper.growth.blueprints.widening import PairSeed, WidenSeed
 from esper.growth.footprint import count_flops, forward_flops, training_step_flops
 from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters, named_tensors
 from esper.growth.residual_blocks import BlockCall, record_blocks
-from esper.growth.seed_slot import SeedSlot, slot_size
+from esper.growth.seed_slot import AbsorbedSeed, SeedSlot, slot_size
 from esper.growth.sites import SlotSize
 from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
 from esper.lifecycle.factored_actions import BlendStyle
@@ -82,14 +82,26 @@ def start_with_gradmax(model: nn.Module, slot: str, population: Population, host
 
 
 def parts_of(host_slots: HostSlots, own: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of a host (``own``), each seed and each gate, by part and name."""
+    """Return the tensors of a host (``own``), each seed and each gate, by part and name.
+
+    All parameters of a part have been updated equally often, so links are apart from their seed.
+    """
     parts = {"host": own}
     for name, slot in host_slots.items():
         for number, held in enumerate([*slot.absorbed, slot]):
             fossil = None if held is slot else number
-            for kind, module in (("seed", held.seed), ("gate", held.gate)):
-                if module is not None:
-                    parts[part_name(kind, name, fossil)] = named_tensors(module)
+            for kind, tensors in _seed_parts(held).items():
+                parts[part_name(kind, name, fossil)] = tensors
+    return parts
+
+
+def _seed_parts(held: SeedSlot | AbsorbedSeed) -> dict[str, dict[str, Tensor]]:
+    modules = {"seed": held.seed, "gate": held.gate}
+    parts = {kind: named_tensors(m) for kind, m in modules.items() if m is not None}
+    if isinstance(held.seed, PairSeed):
+        parts["links"] = named_tensors(held.seed.links)
+        for name in parts["links"]:
+            del parts["seed"][f"links.{name}"]
     return parts
 
 
@@ -97,7 +109,7 @@ def part_name(kind: str, slot: str, fossil: int | None) -> str:
     """Return the name of the part of a host state that holds a seed or gate.
 
     Args:
-        kind: ``"seed"`` or ``"gate"``.
+        kind: ``"seed"``, ``"links"`` or ``"gate"``.
         slot: The slot's name.
         fossil: The number of the fossil in its slot; None for the seed that grows there.
     """
@@ -234,11 +246,11 @@ class CostTable:
         return total
 
     def _work(self, slot: str, life: SlotLife) -> SeedWork:
-        return self.seed_work(slot, life.blueprint, _is_gated(life), life.units, life.neighbours)
+        return self.seed_work(slot, life.blueprint, _is_gated(life), life.units, life.connections)
 
     def _fossil_work(self, slot: str, life: SlotLife) -> list[SeedWork]:
         return [
-            self.seed_work(slot, fossil.blueprint, _is_gated(fossil), units, fossil.neighbours)
+            self.seed_work(slot, fossil.blueprint, _is_gated(fossil), units, fossil.connections)
             for fossil, units in _with_units(life)
         ]
 

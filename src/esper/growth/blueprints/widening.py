@@ -5,11 +5,14 @@ their geometry, norm and activation. It then is exactly "more hidden units", and
 its weights with the block's. Otherwise it is a two-layer network in parallel with the block.
 
 On a pair of layers, the seed is only the new units' weights: rows of the producer, entries of the
-norms and columns of the consumers. The slot runs them around the model's own code.
+norms and columns of the consumers. The slot runs them around the model's own code. Links are more
+entries of the rows and columns, for new units of neighbouring pairs that were committed later than
+the seed was planted.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import cast
 
 import torch
@@ -18,7 +21,15 @@ from torch import Tensor, nn
 from esper.growth.blueprints.registry import Blueprint, built_in
 from esper.growth.modules import draw_weights
 from esper.growth.sharding import whole_values
-from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape, Pair, SlotSite, TensorKind
+from esper.growth.sites import (
+    ACTIVATIONS,
+    BlockPath,
+    ConvShape,
+    Pair,
+    PairLayer,
+    SlotSite,
+    TensorKind,
+)
 from esper.growth.unit_layers import build_layer, matrix_of
 
 Layer = nn.Linear | nn.Conv2d
@@ -109,6 +120,9 @@ class WidenSeed(nn.Module):
         return is_mirrored(self.first, self.second)
 
 
+ROWS = "rows"
+
+
 class PairSeed(nn.Module):
     """New units of a pair: rows of its producer, entries of its norms, columns of its consumers."""
 
@@ -125,6 +139,8 @@ class PairSeed(nn.Module):
             build_layer(layer, n_units * layer.per_unit, layer.n_out, bias=False)
             for layer in pair.consumers
         )
+        self.links = nn.ModuleDict()
+        """More inputs of the rows (``ROWS``), and more outputs of columns, by their number."""
         self._n_samples = producer.input_shape[0]
         self._shapes = [
             _new_shape(layer.input_shape, layer.unit_axis, columns)
@@ -142,6 +158,45 @@ class PairSeed(nn.Module):
             for columns, shape in zip(self.columns, self._shapes, strict=True)
         ]
         return torch.stack(parts).sum()
+
+    @torch.no_grad()
+    def linked(self, pair: Pair) -> PairSeed:
+        """Return the seed, with the same layers, and links to whatever else its pair shows.
+
+        The weights of the links are zero, so they change no function.
+
+        Args:
+            pair: The pair with all new units beside it that the seed shall read and feed.
+        """
+        twin = copy.copy(self)
+        twin.__dict__["_modules"] = dict(self._modules)
+        n_read = pair.producer.n_in - matrix_of(self.rows).shape[1]
+        twin.links = nn.ModuleDict()
+        if n_read:
+            twin.links[ROWS] = self._zero_layer(pair.producer, n_read, self.n_units)
+        for part, (layer, columns) in enumerate(zip(pair.consumers, self.columns, strict=True)):
+            n_before, n_in = matrix_of(columns).shape[:2]
+            if layer.n_out > n_before:
+                twin.links[str(part)] = self._zero_layer(layer, n_in, layer.n_out - n_before)
+        return twin
+
+    def _zero_layer(self, layer: PairLayer, n_in: int, n_out: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):  # the weights that are drawn don't matter
+            built = build_layer(layer, n_in, n_out, bias=False)
+        cast(Tensor, built.weight).zero_()
+        like = cast(Tensor, self.rows.weight)
+        return built.to(device=like.device, dtype=like.dtype)
+
+    def row_parts(self) -> list[nn.Module]:
+        """Return the layers whose outputs add up to the new units."""
+        return [self.rows, *self._links_of(ROWS)]
+
+    def column_parts(self, part: int) -> list[nn.Module]:
+        """Return the layers whose outputs, one after another, a consumer's outputs change by."""
+        return [self.columns[part], *self._links_of(str(part))]
+
+    def _links_of(self, key: str) -> list[nn.Module]:
+        return [self.links[key]] if key in self.links else []
 
     @torch.no_grad()
     def mirror(self) -> None:

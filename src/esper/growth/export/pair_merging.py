@@ -2,7 +2,8 @@
 
 A layer that is both producer and consumer gets rows and columns. New units follow those of their
 own producer, as they do in the tensors of the growing model, and each consumer's columns are
-multiplied by alpha. Where a seed does not read or feed the units of another, the weight is zero.
+multiplied by alpha. Between two seeds of neighbouring pairs, the one that was committed last has
+the weights; they are zero if one of the two is not committed.
 """
 
 from __future__ import annotations
@@ -96,28 +97,38 @@ def _merge_layer(layer: nn.Module, wiring: Wiring, columns: _Columns, is_kept: I
     _put(merged, rows[: len(matrix)], columns.base, matrix)
     first = len(matrix)
     for group in groups:
-        read = _columns_read(group, wiring, columns)
-        _put(merged, rows[first : first + group.n_units], read, matrix_of(group.seed.rows))
+        own_rows = rows[first : first + group.n_units]
+        for part, read in zip(
+            group.seed.row_parts(), _columns_read(group, wiring, columns), strict=False
+        ):
+            _put(merged, own_rows, read, matrix_of(part))
         first += group.n_units
     for source, places in zip(wiring.sources, columns.new, strict=True):
         start = 0
         for group in source.slot.unit_groups:
-            part = matrix_of(group.seed.columns[source.part])
+            parts = [matrix_of(part) for part in group.seed.column_parts(source.part)]
+            part = torch.cat(parts)
             end = start + part.shape[1]
             _put(merged, rows[: len(part)], places[start:end], group.alpha * part)
             start = end
     resize_layer(layer, merged, torch.cat(biases) if biases else None)
 
 
-def _columns_read(group: UnitGroup, wiring: Wiring, columns: _Columns) -> list[int]:
-    """Return the merged place of each input of a group's rows."""
+def _columns_read(
+    group: UnitGroup, wiring: Wiring, columns: _Columns
+) -> tuple[list[int], list[int]]:
+    """Return the merged place of each input of a group's rows, and of their links."""
     found: list[int] = []
+    linked: list[int] = []
     n_base = 0
     for source, places in zip(wiring.sources, columns.new, strict=True):
         found += columns.base[n_base : source.end]
-        found += places[: source.count(group.neighbours.get(source.slot.name, 0))]
+        n_read = source.count(group.neighbours.get(source.slot.name, 0))
+        n_linked = source.count(group.links.get(source.slot.name, 0))
+        found += places[:n_read]
+        linked += places[n_read : n_read + n_linked]
         n_base = source.end
-    return found + columns.base[n_base:]
+    return found + columns.base[n_base:], linked
 
 
 def _put(merged: Tensor, rows: list[int], columns: list[int], part: Tensor) -> None:
