@@ -194,3 +194,14 @@ def test_a_host_grows_to_a_depth_within_the_given_epochs(
         assert message in capsys.readouterr().err
     assert main(["grow", "--target", "depth=4"]) == 2
     assert "it needs controller='progressive'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--task", "nope"], ["--target", "depth=x"]])
+def test_wrong_words_are_rejected_before_anything_is_announced(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["grow", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert words[1] in shown.err
+    assert shown.err.count("\n") == 1

@@ -15,7 +15,7 @@ from esper.cli.output import (
     print_wrapped,
     require_writable,
 )
-from esper.cli.parsing import Switch, UsageError, optional, parse
+from esper.cli.parsing import Switch, UsageError, optional, parse, require_task
 from esper.cli.progress_line import ProgressLine
 from esper.config.catalogue import SHIPPED
 from esper.config.checks import require_trusted_task
@@ -71,9 +71,11 @@ def run_grow(args: Sequence[str]) -> int:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
     if options.epochs is not None and options.epochs < 1:
         raise UsageError(f"--epochs is {options.epochs}; it must be a whole number of at least 1.")
+    require_task(options.task)
+    target = _read_target(options.target)
     require_writable(Path(options.out))
     with ProgressLine(quiet=options.json) as progress:
-        grown = _grow(options, progress)
+        grown = _grow(options, target, progress)
         from esper.growing.grown import save_grown
 
         progress.show("saving the model", 1.0)
@@ -101,7 +103,9 @@ def _show_next_steps(options: GrowOptions) -> None:
     )
 
 
-def _grow(options: GrowOptions, progress: ProgressLine) -> Grown:
+def _grow(
+    options: GrowOptions, target: dict[str, int] | None, progress: ProgressLine
+) -> Grown:
     from esper.growing.grow import grow
     from esper.tasks import make_task
     from esper.training.lookup import controller_label, find_saved
@@ -117,7 +121,7 @@ def _grow(options: GrowOptions, progress: ProgressLine) -> Grown:
     return grow(
         task,
         controller=options.controller if saved is None else saved,
-        target=_read_target(options.target),
+        target=target,
         fractions=options.fractions or None,
         epochs=options.epochs,
         seed=options.seed,
