@@ -1,6 +1,6 @@
 """Makes the shipped controller and every number that the README and its card say about it.
 
-Run:  make evidence          everything: most of a day on two cores
+Run:  make evidence          everything: about three hours on two cores
       make evidence EVIDENCE="--only real"    one part; --list says which there are
 
 Five controllers are trained with the preset universal, two at a time, in runs/evidence/. The one

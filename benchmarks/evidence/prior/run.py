@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=1024, help="held-out tasks")
     parser.add_argument("--tuning-tasks", type=int, default=128, help="tasks that tune treatments")
     parser.add_argument(
-        "--ablated-tasks", type=int, default=256, help="held-out tasks of the ablations"
+        "--ablated-tasks", type=int, default=128, help="held-out tasks of the ablations"
     )
     parser.add_argument(
         "--headroom-tasks", type=int, default=256, help="held-out tasks of all schedules"

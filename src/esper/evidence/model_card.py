@@ -206,11 +206,14 @@ def _identity(facts: Mapping[str, Any]) -> str:
         return f"{what} Its training is not recorded."
     options = "".join(f", {name} {value}" for name, value in origin["task_options"].items())
     n_epochs = origin["rounds"] * origin["envs"] * origin["n_steps"]
+    price = ""
+    if budget["flop_price"]:  # otherwise compute is free, or the task draws prices
+        price = f" and a price of {budget['flop_price']:g} for the FLOPs of a reference run"
     return (
         f"{what} It learned by PPO on `{origin['task']}`{options}: {n_epochs:,} epochs of networks "
-        f"in {many(origin['rounds'], 'round')}, with {many(budget['n_epochs'], 'epoch')} for a "
-        f"network and a price of {budget['flop_price']:g} for the FLOPs of a reference run. Of all "
-        "rounds, the policy that did best on held-out networks was kept. To train it again:\n\n"
+        f"in {many(origin['rounds'], 'round')}, with at most {many(budget['n_epochs'], 'epoch')} "
+        f"for a network{price}. Of all rounds, the policy that did best on held-out networks was "
+        "kept. To train it again:\n\n"
         f"```sh\n{origin['command']}\n```"
     )
 
