@@ -168,10 +168,10 @@ def test_images_in_bytes_are_scaled_and_tokens_are_not() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.ones(4, 2), "train_data contains a Tensor"),
+        (torch.ones(4, 2), "train_data is a Tensor"),
         ((torch.ones(4, 2),), "train_data contains a tuple of 1"),
         (None, "train_data is missing"),
-        (7, "train_data contains a int"),
+        (7, "train_data is an int"),
         ((object(), torch.ones(4)), "inputs of train_data are an object"),
         ((torch.ones(4, 2), torch.ones(3)), "4 inputs but 3 targets"),
         ((torch.ones(1, 2), torch.ones(1)), "train_data has 1 sample"),

@@ -466,10 +466,10 @@ def test_the_summary_says_which_slots_ended_at_the_limit() -> None:
         summary = widened(slot)
         assert summary.was_kept
         assert (summary.full_slots, summary.max_widening) == ((at,), 2.0)
-        assert f"at its limit, 2 times the given hidden units, in {at};" in str(summary)
+        assert f"The limit, 2 times the given hidden units, was reached in {at};" in str(summary)
     summary = widened(0)
     everything = replace(summary, full_slots=("a", "b", "c"))
-    assert "hidden units, in a, b and c;" in str(everything)
+    assert "was reached in a, b and c;" in str(everything)
     assert "limit" not in str(replace(summary, full_slots=()))
 
 
@@ -498,7 +498,7 @@ def test_paired_rewards_make_the_expectation_a_gain_over_the_baseline(price: flo
     gain = summary.after - plain.after - cost
     assert gain != 0.0
     assert summary.gain == pytest.approx(gain)
-    assert "to gain 2.1 points of accuracy over training" in summary.expectation
+    assert "to gain 2.1 points of accuracy compared with training" in summary.expectation
     assert ("net of costs" in summary.expectation) == bool(price)
     verb = "gained" if gain >= 0 else "lost"
     assert f"it {verb} {100 * abs(gain):.1f} on validation" in summary.expectation
@@ -508,9 +508,9 @@ def test_paired_rewards_make_the_expectation_a_gain_over_the_baseline(price: flo
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        ("loss", "to lose 2.1% of the first loss over"),
-        (bits_per_character(10), "to lose 0.021 in score over"),
-        (None, "to lose 2.1 points of accuracy over"),
+        ("loss", "to lose 2.1% of the first loss compared"),
+        (bits_per_character(10), "to lose 0.021 in score compared"),
+        (None, "to lose 2.1 points of accuracy compared"),
     ],
 )
 def test_without_a_baseline_an_expected_gain_is_shown_beside_the_metric(
@@ -580,7 +580,7 @@ def test_training_settings_are_used() -> None:
         ),
         ({"train_data": (TRAIN[0], TRAIN[1][:, None])}, r"shape \[32, 1\]"),
         ({"train_data": iter([TRAIN])}, "train_data is a list_iterator"),
-        ({"train_data": TRAIN[0]}, "train_data contains a Tensor"),
+        ({"train_data": TRAIN[0]}, "train_data is a Tensor"),
         ({"at": ["block.0"]}, "'block.0'"),
         ({"budget": 0}, "budget is 0"),
         ({"budget": None, "epochs": 0}, "^epochs is 0"),
@@ -956,3 +956,11 @@ def test_a_depth_counts_the_blocks_of_a_stack_and_not_the_stack() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), stack, nn.Linear(12, 10))
     grown = grow(model, TRAIN, VAL, 12, controller="progressive", target={"depth": 4})
     assert sum(type(module).__name__ == "Block" for module in grown.model.modules()) == 4
+
+
+def test_limits_name_the_model_and_the_argument_that_was_given() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 10))
+    with pytest.raises(ConfigError, match=r"max_parameters is 100; .* 310, the parameters of the"):
+        esper.grow(model, TRAIN, VAL, epochs=1, max_parameters=100)
+    with pytest.raises(ConfigError, match=r"^price is -1"):
+        esper.grow(model, TRAIN, VAL, epochs=1, price=-1)

@@ -103,9 +103,7 @@ def _show_next_steps(options: GrowOptions) -> None:
     )
 
 
-def _grow(
-    options: GrowOptions, target: dict[str, int] | None, progress: ProgressLine
-) -> Grown:
+def _grow(options: GrowOptions, target: dict[str, int] | None, progress: ProgressLine) -> Grown:
     from esper.growing.grow import grow
     from esper.tasks import make_task
     from esper.training.lookup import controller_label, find_saved

@@ -159,8 +159,7 @@ class Batches:
                 raise BadDataError(f"{name} has no samples; it must be {FORMS}.")
             self._source = DataLoader(cast(Any, data), batch_size=batch_size, shuffle=may_shuffle)
         elif isinstance(data, (str, bytes, Tensor, np.ndarray)) or not isinstance(data, Iterable):
-            kind = type(cast(object, data)).__name__
-            raise BadDataError(f"{name} contains a {kind}; it must be {FORMS}.")
+            raise BadDataError(f"{name} is {type_of(cast(object, data))}; it must be {FORMS}.")
         elif isinstance(data, Iterator):
             raise BadDataError(
                 f"{name} is {type_of(cast(object, data))}, which can be read only once, but every "
@@ -264,9 +263,9 @@ class Batches:
             return (), given, targets
         parts = list(cast(Sequence[Any], value)) if isinstance(value, (tuple, list)) else []
         if len(parts) < 2:
-            kind = str(type(cast(object, value)).__name__)
+            kind = type_of(cast(object, value))
             size = f" of {len(parts)}" if parts else ""
-            raise BadDataError(f"{self.name} contains a {kind}{size}; it must be {FORMS}.")
+            raise BadDataError(f"{self.name} contains {kind}{size}; it must be {FORMS}.")
         *inputs, targets = parts
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             return (), dict(cast(Mapping[str, Any], inputs[0])), targets

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.config.checks import require_int, require_seed
+from esper.config.checks import require_int, require_number, require_seed
 from esper.config.growth import MOST_EPOCHS, Budget, TrainingSettings
 from esper.errors import ConfigError
 from esper.growing.batches import Batches, DataLike
@@ -179,6 +179,7 @@ def grow(
         )
     saved = find_saved(controller)
     usual = Budget() if saved is None else saved.budget
+    require_number("price", price, least=0.0)
     plan = _find_budget(epochs, replace(usual, flop_price=price), given_as)
     training = read_settings(options, optimizer, inspect.signature(grow).parameters)
     given, given_optimizer = copy_all(model, optimizer, scheduler)

@@ -131,7 +131,13 @@ class Grower:
         require_growable(model)
         self._module = unwrapped(model)
         if max_parameters is not None:
-            require_int("max_parameters", max_parameters, least=count_parameters(self._module))
+            require_int("max_parameters", max_parameters, least=1)
+            n_given = count_parameters(self._module)
+            if max_parameters < n_given:
+                raise ConfigError(
+                    f"max_parameters is {max_parameters:,}; it must be at least {n_given:,}, the "
+                    "parameters of the given model."
+                )
         self.max_parameters = max_parameters
         require_trainable(self._module)
         self.optimizers = as_optimizers(optimizer, self._module)

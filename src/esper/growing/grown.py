@@ -168,9 +168,9 @@ class GrowthSummary:
             " and "
         )
         return (
-            f"Growth ended at its limit, {self.max_widening:g} times the given hidden units, in "
-            f"{names}; a model whose slots you add with another GrowthConfig.max_widening can grow "
-            "further.",
+            f"The limit, {self.max_widening:g} times the given hidden units, was reached in "
+            f"{names}; esper.add_slots(..., growth_config=GrowthConfig(max_widening=...)) sets "
+            "another.",
         )
 
     def _cost(self) -> str:
@@ -229,7 +229,7 @@ class GrowthSummary:
             )
         return (
             f"{GUESS} growth to {'gain' if expected >= 0.0 else 'lose'} "
-            f"{size(expected)} {unit} over training the model as it is"
+            f"{size(expected)} {unit} compared with training the model as it is"
             f"{', net of costs' * self.has_costs}; {outcome}{scale}."
         )
 
@@ -245,7 +245,7 @@ class GrowthSummary:
         if self.baseline is None:
             return ()
         if self.after == self.baseline:
-            verdict = "growing it made no difference"
+            verdict = "growing it made no difference (with a price it grows less)"
         else:
             verdict = "growing it was " + ("better" if self.is_above_baseline else "worse")
         ratio = self.flops * self.budget_epochs / max(1, self.n_epochs)
