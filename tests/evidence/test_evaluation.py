@@ -309,8 +309,6 @@ def test_invalid_arguments_are_rejected(done_run: Run) -> None:
         find_prices([-1.0], 0.2)
     with pytest.raises(ConfigError, match="got 1"):
         compare([done_run])
-    with pytest.raises(RunError, match="--task"):
-        compare(["wait", "random"])
 
 
 def test_controllers_of_different_tasks_rules_or_modes_are_rejected(done_run: Run) -> None:
