@@ -142,14 +142,14 @@ def test_the_dashboard_of_a_training_run_shows_it_from_start_to_end(
     tmp_path: Path, visit: Visit
 ) -> None:
     visitor = visit()
-    with training(tmp_path / "runs" / "own", "--dashboard", rounds=8) as process:
+    with training(tmp_path / "runs" / "own", "--dashboard", rounds=30) as process:
         link, _ = read_link(process.stderr)
         visitor.open(link)  # before the run exists; its page fills by itself
         visitor.page.locator(".badge.running").wait_for()
         wait_for_rounds(visitor, 2)
         visitor.page.locator(".badge.done").wait_for()
         visitor.find("verdict").wait_for()
-        assert visitor.page.evaluate(ROUND) == 8
+        assert visitor.page.evaluate(ROUND) == 30
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 0
