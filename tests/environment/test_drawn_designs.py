@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.config.growth import (
-    RIVALS,
+    RELATIVE_REWARDS,
     Budget,
     GrowthConfig,
     MLPHostConfig,
@@ -189,7 +189,7 @@ def act(controller: Controller, growth: GrowthEpisodes, step: int) -> np.ndarray
     return controller.act(growth.observe(), growth.masks(), starts)
 
 
-@pytest.mark.parametrize("form", RIVALS)
+@pytest.mark.parametrize("form", RELATIVE_REWARDS)
 def test_a_controller_that_does_as_its_rival_gets_nothing(form: RewardForm) -> None:
     rewards = RewardConfig(reward=form, shaping=0.0)
     growth = GrowthEpisodes(TASK, seeds_of([0, 1, 2]), rewards=rewards)
@@ -201,7 +201,7 @@ def test_a_controller_that_does_as_its_rival_gets_nothing(form: RewardForm) -> N
     assert (growth.records.seed_parameters[0].sum() > 0) == (form == "scheduled")
 
 
-@pytest.mark.parametrize("form", RIVALS)
+@pytest.mark.parametrize("form", RELATIVE_REWARDS)
 def test_returns_are_what_is_gained_over_the_rival(form: RewardForm) -> None:
     seeds = seeds_of([0, 1, 2, 2, 1])
     grown = [
@@ -239,7 +239,7 @@ def test_rivals_are_those_of_new_hosts_after_a_restart() -> None:
     np.testing.assert_array_equal(restored.records.rival_flops, growth.records.rival_flops)
 
 
-@pytest.mark.parametrize("form", RIVALS)
+@pytest.mark.parametrize("form", RELATIVE_REWARDS)
 def test_rivals_need_a_population_for_each_host(form: RewardForm) -> None:
     with pytest.raises(ConfigError, match=rf"'{form}'.*'digits'"):
         GrowthEpisodes(make_task("digits"), [0], rewards=RewardConfig(reward=form))

@@ -290,11 +290,7 @@ def _with_help(kind: type[Any]) -> type[Any]:
         return kind
     hints, docs = get_type_hints(kind, include_extras=True), written_docs_of(kind)
     members = [
-        (
-            each.name,
-            Annotated[hints[each.name], tyro.conf.arg(help=docs[each.name])],
-            each,
-        )
+        (each.name, Annotated[hints[each.name], tyro.conf.arg(help=docs[each.name])], each)
         for each in fields(kind)
     ]
     return make_dataclass(kind.__name__, members, frozen=True, kw_only=True)

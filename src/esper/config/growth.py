@@ -141,7 +141,7 @@ class Budget:
 
 RewardForm = Literal["dense", "sparse", "paired", "scheduled"]
 REWARDS: tuple[RewardForm, ...] = ("dense", "sparse", "paired", "scheduled")
-RIVALS: tuple[RewardForm, ...] = ("paired", "scheduled")
+RELATIVE_REWARDS: tuple[RewardForm, ...] = ("paired", "scheduled")
 """Forms that are relative to the same host with another controller."""
 
 

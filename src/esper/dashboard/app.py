@@ -108,9 +108,13 @@ def _short(text: str) -> str:
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 MOST_EPISODES = 500
-POINTS = ("few", "all")
-WHICH_METRICS = ("all", "drawn")
 """Episodes in one response."""
+
+POINTS = ("few", "all")
+"""Whether series are thinned; the first choice is the default."""
+
+WHICH_METRICS = ("all", "drawn")
+"""Whether metrics are left out that no chart shows."""
 
 N_THREADS = 4
 """Concurrent reads; few, because a run may be training on the same machine."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.arrays import Flags, Floats, Integers
-from esper.config.growth import RIVALS, RewardConfig
+from esper.config.growth import RELATIVE_REWARDS, RewardConfig
 from esper.environment.draws import FinalSplit
 from esper.environment.hosts import Hosts, HostScores
 from esper.environment.records import EpisodeRecords
@@ -119,7 +119,7 @@ class GrowthEpisodes:
         self.slot_config: SlotConfig = self.hosts.slot_config
         """The slots of the task's own hosts; others may name theirs differently."""
         self.layout = ObservationLayout(self.slot_config)
-        self._has_rivals = self.rewards.reward in RIVALS
+        self._has_rivals = self.rewards.reward in RELATIVE_REWARDS
         if self._has_rivals and not task.draws_designs:
             raise ConfigError(
                 f"reward is {self.rewards.reward!r} and task {task.name!r} trains all hosts of a "

@@ -17,7 +17,7 @@ from torch import nn
 
 from esper.environment import EpisodeResults
 from esper.errors import StorageError
-from esper.formatting import duration, html_lines, many
+from esper.formatting import duration, html_lines, listed, many
 from esper.growing.decisions import Trace, folded
 from esper.growing.objectives import LOSS_SCALE
 from esper.growing.timeline import Timeline, TimelineStep
@@ -151,26 +151,23 @@ class GrowthSummary:
             epochs = by_seed.setdefault(f"{blueprint} in {slot}", [])
             epochs += self.germinated_after[number : number + 1]
         counts = Counter(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
-        listed = ", ".join(
+        seeds = ", ".join(
             (f"{n} x {seed}" if n > 1 else seed) + _epochs_text(by_seed[seed])
             for seed, n in counts.items()
         )
         added = self.parameters_after - self.parameters_before
         return (
-            f"Grown: {listed}; {self.parameters_before:,} parameters became "
+            f"Grown: {seeds}; {self.parameters_before:,} parameters became "
             f"{self.parameters_after:,} ({added:+,})."
         )
 
     def _limit(self) -> tuple[str, ...]:
         if not self.full_slots or self.max_widening is None:
             return ()
-        names = " and ".join((", ".join(self.full_slots[:-1]), self.full_slots[-1])).removeprefix(
-            " and "
-        )
         return (
             f"The limit, {self.max_widening:g} times the given hidden units, was reached in "
-            f"{names}; esper.add_slots(..., growth_config=GrowthConfig(max_widening=...)) sets "
-            "another.",
+            f"{listed(list(self.full_slots))}; "
+            "esper.add_slots(..., growth_config=GrowthConfig(max_widening=...)) sets another.",
         )
 
     def _cost(self) -> str:

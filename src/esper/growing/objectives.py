@@ -175,12 +175,11 @@ def make_objective(
             "esper.Metric, or a function of outputs and targets."
         )
     weights = _read_weights(class_weights, predictions)
+    known = targets if all_targets is None else all_targets
     if loss is None and _is_whole(targets) and predictions is not None:
         is_single = _is_single(predictions, targets)
         n_classes = 2 if is_single else predictions.shape[-1]
-        known = targets if all_targets is None else all_targets
         _require_range(known, n_classes, name, is_single=is_single)
-    known = targets if all_targets is None else all_targets
     if loss is None and metric not in REGRESSION and own_loss_of(outputs) is None:
         _require_no_rows(known, name)
     function = loss or _default_loss(outputs, targets, weights, name)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.arrays import Features, Flags, Integers
 from esper.config.checks import require_bool, require_int, require_seed
-from esper.config.growth import RIVALS, RewardForm
+from esper.config.growth import RELATIVE_REWARDS, RewardForm
 from esper.errors import ConfigError, type_of
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
@@ -165,7 +165,7 @@ def expects_gain(controller: Controller) -> bool:
     if isinstance(controller, TranslatedController):
         return expects_gain(controller.controller)
     # One that was trained against a schedule has learned gains at the end.
-    return isinstance(controller, LearnedController) and controller.rewards in RIVALS
+    return isinstance(controller, LearnedController) and controller.rewards in RELATIVE_REWARDS
 
 
 _BLUEPRINT = HEAD_NAMES.index("blueprint")
