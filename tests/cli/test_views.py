@@ -205,6 +205,9 @@ def test_a_pipe_gets_a_line_at_least_every_ten_seconds() -> None:
     clock.now += 7
     view.watch_trial(trial(0.9))
     assert lines[2:] == ["  evaluating hosts without growth on 64 held-out hosts, 90%"]
+    clock.now += 11
+    view.watch_trial(trial(0.25, "lessons", purpose="lessons", n_hosts=1024))
+    assert lines.pop() == "  learning from 1,024 hosts grown by every schedule, 25%"
     clock.now += 9
     view.watch_step(4)
     assert len(lines) == 3

@@ -23,6 +23,7 @@ from esper.cli.progress import (
     return_text,
     score_text,
     trial_text,
+    trial_verb,
     workers_text,
 )
 from esper.errors import escape_controls
@@ -103,7 +104,7 @@ def _progress(state: ProgressState) -> Table:
 def _learning_rows(state: ProgressState, options: ConsoleOptions) -> list[Row]:
     """Return the results of the hosts."""
     row, trial = state.round, state.trial
-    ongoing = [] if trial is None else [("evaluating", _text(trial_text(trial), style="cyan"))]
+    ongoing = [] if trial is None else [(trial_verb(trial), _text(trial_text(trial), style="cyan"))]
     compared = _comparison_rows(state)
     if not state.has_begun:
         ongoing = [("", _text("loading PyTorch"))]

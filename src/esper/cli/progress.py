@@ -106,8 +106,15 @@ ARMS = {
 """Display names of controllers."""
 
 
+def trial_verb(trial: TrialProgress) -> str:
+    """Return what is being done to a controller."""
+    return "learning" if trial.purpose == "lessons" else "evaluating"
+
+
 def trial_text(trial: TrialProgress) -> str:
-    """Return which controller is being evaluated and its progress."""
+    """Return which controller is being evaluated, or what it learns from, and the progress."""
+    if trial.purpose == "lessons":
+        return f"from {trial.n_hosts:,} hosts grown by every schedule, {trial.share:.0%}"
     arm = ARMS.get(trial.arm, trial.arm)
     return f"{arm} on {trial.n_hosts} held-out hosts, {trial.share:.0%}"
 

@@ -20,6 +20,7 @@ from esper.cli.progress import (
     parameter_text,
     score_text,
     trial_text,
+    trial_verb,
 )
 from esper.config.run import RunConfig
 from esper.errors import escape_controls
@@ -106,7 +107,7 @@ class LineView:
         is_first = trial.share == 0.0 and self._state.round is None and trial.purpose != "final"
         self._state.take_trial(trial)
         if is_first or self._is_silent:
-            self._print_line(f"  evaluating {trial_text(trial)}")
+            self._print_line(f"  {trial_verb(trial)} {trial_text(trial)}")
 
     def watch_workers(self, message: str) -> None:
         """Print a sentence about worker processes."""

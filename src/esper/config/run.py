@@ -168,8 +168,8 @@ class RunConfig:
     """PyTorch threads. Small hosts are fastest with one."""
 
     first_policy: Literal["cautious", "taught"] = "cautious"
-    """How the policy starts: growing a little of everything, or taught to imitate fixed schedules
-    that suit the price."""
+    """How the policy starts: growing a little of everything, or taught by hosts that were grown by
+    every schedule."""
 
     budget: Budget = field(default_factory=Budget)
     """Length and price of an episode."""

@@ -1,75 +1,354 @@
-"""Lessons before the first round: the policy imitates fixed schedules that suit the price.
+"""Lessons before the first round: a policy learns what pays from hosts grown in every way.
 
-A policy that starts at random wastes most rounds on finding out what such schedules know.
+Some hosts are grown by each of a few schedules. To follow one of them for some epochs and then to
+finish is a path, whose return is known at every price. The policy first imitates good paths, and
+then climbs the return that it can expect on all of them; see :mod:`esper.training.paths`.
+
+Shapes: S = schedules, T = epochs, N = hosts, D = observation size, H = heads, K = choices of the
+widest head.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from esper.arrays import Features, Flags, Floats, Integers
+from esper.config.growth import RewardConfig
 from esper.config.run import RunConfig
-from esper.environment import GrowthVectorEnv
-from esper.simic.agent import Decision, PPOAgent
-from esper.simic.policy.distribution import choices_beside
-from esper.simic.policy.masks import as_choice_masks
-from esper.simic.rollout import VectorCollector
+from esper.environment import GrowthVectorEnv, run_episodes
+from esper.environment.episodes import StepResult
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.simic.policy.action_spec import ActionSpec, relevance_table
+from esper.simic.policy.distribution import choices_beside, evaluate_actions
+from esper.simic.policy.masks import LOWEST, LegalChoices, as_choice_masks
 from esper.tamiyo import Controller
-from esper.tamiyo.controllers.price_schedule import PriceSchedule
+from esper.tamiyo.controllers.controller import NamedController
+from esper.tamiyo.controllers.price_schedule import SCHEDULES, follow
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observations import reprice
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
+from esper.training.paths import (
+    expected_returns,
+    find_new_paths,
+    imitation_loss,
+    path_entropy,
+    path_log_probs,
+    worst_returns,
+)
 from esper.training.setup import stream_seed
 
-N_HOSTS, N_STEPS, N_PASSES = 128, 96, 60
-ENT_COEF = 0.002
-"""Weight of the entropy bonus, which keeps what no lesson shows possible."""
+N_BLOCKS, BLOCK = 16, 64
+"""Blocks of hosts that are grown, and the hosts of each."""
+N_PASSES, BATCH = 24, 32
+"""Passes over all hosts, and the hosts of each step of the optimizer."""
+LEARNING_RATE, MAX_GRAD_NORM = 6e-3, 0.5
+IMITATION = (0.1, 0.5)
+"""Shares of the passes until which the policy only imitates, and until which it does so at all."""
+ENTROPY = 0.4
+"""Weight of the entropy over paths at first, in units of score; it falls to 0. Without it most
+schedules would be given up before it is known when they pay."""
+TEMPERATURE = 0.02
+"""How much worse, in score, a path is that is imitated e times less often than another."""
+SCORE_UNIT = 0.015
+"""The unit of score in which expected returns are climbed."""
+STRAYING = 0.03
+"""How much worse, in score, than the worst path it counts to do what no schedule does."""
+
+OP = HEAD_NAMES.index("op")
+
+OnShare = Callable[[float], None]
 
 
-class _TaughtCollector(VectorCollector):
-    """Steps environments with the actions of a teacher, as if the agent had chosen them."""
+@dataclass(frozen=True, eq=False)
+class HostLesson:
+    """A host, grown by every schedule."""
 
-    def __init__(
-        self, envs: GrowthVectorEnv, agent: PPOAgent, teacher: Controller, *, seed: int
-    ) -> None:
-        super().__init__(envs, agent, seed=seed)
-        self._teacher = teacher
-        self._is_first = np.ones(envs.num_envs, np.bool_)
-        teacher.start(envs.num_envs, seed=seed)
+    observations: Tensor
+    """``[T, S, D]``"""
+    actions: Tensor
+    """``[T, S, H]``"""
+    legal: Tensor
+    """``[T, S, H, K]`` choices that each head had beside the others."""
+    is_path: Tensor
+    """``[T + 1, S]``, whether no schedule before it has the same path."""
+    worth: Tensor
+    """``[T + 1, S]`` return after so many epochs, if FLOPs cost nothing."""
+    flops: Tensor
+    """``[T + 1, S]`` FLOPs, in those of a reference run."""
+    price: float
+    may_finish: bool
+    """Whether hosts may be finished at a price above 0."""
 
-    def _decide(self, observations: Any, masks: Any, state: Any, starts: Any) -> Decision:
-        decision = super()._decide(observations, masks, state, starts)
-        is_start = self._is_first if starts is None else self._is_first | starts.cpu().numpy()
-        self._is_first = np.zeros_like(is_start)
-        chosen = self._teacher.act(observations.cpu().numpy(), masks, is_start)
-        actions = torch.from_numpy(chosen).to(decision.actions)
-        spec = self.agent.spec
-        choices = as_choice_masks(spec, masks, len(actions), actions.device)
-        return replace(decision, actions=actions, legal=choices_beside(spec, actions, choices))
+    @property
+    def n_epochs(self) -> int:
+        """Epochs of the host's budget."""
+        return len(self.actions)
 
 
-def teach(config: RunConfig, task: Task, agent: PPOAgent) -> float:
-    """Let an untrained agent imitate the teacher on hosts of its own.
+class _Watched(NamedController):
+    """Notes what a schedule sees and does."""
+
+    def __init__(self, inner: Controller, spec: ActionSpec) -> None:
+        self.name, self._inner, self._spec = "watched", inner, spec
+        self.observations: list[Features] = []
+        self.actions: list[Integers] = []
+        self.legal: list[Flags] = []
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Reset the schedule."""
+        self._inner.start(n_hosts, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Do what the schedule does."""
+        actions = self._inner.act(observations, masks, starts)
+        taken = torch.from_numpy(actions)
+        choices = as_choice_masks(self._spec, masks, len(taken), taken.device)
+        self.observations.append(observations.copy())
+        self.actions.append(actions.copy())
+        self.legal.append(choices_beside(self._spec, taken, choices).numpy())
+        return actions
+
+
+@dataclass(frozen=True, eq=False)
+class _Grown:
+    """What a schedule did with a block of hosts, ``[T, N, ...]``."""
+
+    observations: Features
+    actions: Integers
+    legal: Flags
+    worth: Floats
+    flops: Floats
+
+
+def grow_hosts(
+    config: RunConfig,
+    task: Task,
+    spec: ActionSpec,
+    on_share: OnShare = lambda _: None,
+    check: Callable[[], None] = lambda: None,
+) -> list[HostLesson]:
+    """Grow hosts of training by every schedule.
+
+    Args:
+        config: The settings of the run.
+        task: The task of the hosts.
+        spec: The policy's actions.
+        on_share: Called with the share of the work that is done.
+        check: Called often; it may raise to stop.
+    """
+    rewards = RewardConfig(shaping=0.0, governor_penalty=config.rewards.governor_penalty)
+    envs = GrowthVectorEnv(task, BLOCK, reward=rewards, purpose="training", autoreset=False)
+    seeds = np.random.SeedSequence(stream_seed(config.seed, "lessons")).generate_state(N_BLOCKS)
+    lessons: list[HostLesson] = []
+    for block, seed in enumerate(seeds.tolist()):
+        grown: list[_Grown] = []
+        for number, seeds_of_slots in enumerate(SCHEDULES.values()):
+            check()
+            on_share((block + number / len(SCHEDULES)) / N_BLOCKS)
+            schedule = _Watched(follow(envs.layout, seeds_of_slots), spec)
+            grown.append(_grow_block(envs, schedule, seed))
+        records = envs.growth.records
+        for host, n_epochs in enumerate(records.n_epochs.tolist()):
+            lessons.append(
+                _lesson_of(
+                    grown,
+                    host,
+                    n_epochs,
+                    price=float(records.flop_price[host]),
+                    may_finish=envs.slot_config.allow_finish,
+                )
+            )
+    on_share(1.0)
+    return lessons
+
+
+def _grow_block(envs: GrowthVectorEnv, schedule: _Watched, seed: int) -> _Grown:
+    """Run a schedule on a block of hosts; episodes that are over stay as they are."""
+    worth: list[Floats] = []
+    flops: list[Floats] = []
+
+    def note() -> None:
+        growth = envs.growth
+        spent = growth.records.paid_flops.copy()
+        worth.append(growth.returns_if_stopped() + growth.records.flop_price * spent)
+        flops.append(spent)
+
+    def note_step(_: Integers, result: StepResult) -> None:
+        note()
+
+    envs.reset(seed=seed)
+    note()
+    run_episodes(envs, schedule, seed=seed, on_step=note_step)
+    return _Grown(
+        observations=np.stack(schedule.observations),
+        actions=np.stack(schedule.actions),
+        legal=np.stack(schedule.legal),
+        worth=np.stack(worth),
+        flops=np.stack(flops),
+    )
+
+
+def _lesson_of(
+    grown: Sequence[_Grown], host: int, n_epochs: int, *, price: float, may_finish: bool
+) -> HostLesson:
+    """Return what all schedules did with one host."""
+
+    def join(name: str, n_steps: int) -> Tensor:
+        parts = [getattr(one, name)[:n_steps, host] for one in grown]
+        return torch.from_numpy(np.stack(parts, 1))
+
+    actions = join("actions", n_epochs)
+    return HostLesson(
+        observations=join("observations", n_epochs),
+        actions=actions,
+        legal=join("legal", n_epochs),
+        is_path=find_new_paths(actions.transpose(0, 1)).t().contiguous(),
+        worth=join("worth", n_epochs + 1).float(),
+        flops=join("flops", n_epochs + 1).float(),
+        price=price,
+        may_finish=may_finish,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LessonBatch:
+    """Lessons side by side; what follows the end of a host's budget is padding."""
+
+    observations: Tensor
+    """``[T, S, N, D]``"""
+    actions: Tensor
+    """``[T, S, N, H]``"""
+    legal: Tensor
+    """``[T, S, N, H, K]``"""
+    is_path: Tensor
+    """``[T + 1, S, N]``"""
+    returns: Tensor
+    """``[T + 1, S, N]``"""
+    n_epochs: Tensor
+    """``[N]``"""
+
+
+def make_batch(lessons: Sequence[HostLesson], prices: Tensor) -> LessonBatch:
+    """Put lessons side by side, each with a price of its own ``[N]``."""
+
+    def pad(tensors: list[Tensor]) -> Tensor:
+        # Whatever stands behind the end has no effect, but some choice must be legal there.
+        return pad_sequence(tensors, padding_value=1).transpose(1, 2)
+
+    may_finish = (prices > 0.0) & torch.tensor([one.may_finish for one in lessons])
+    n_epochs = torch.tensor([one.n_epochs for one in lessons])
+    legal = pad([one.legal for one in lessons])
+    legal[..., OP, Op.FINISH] = may_finish
+    is_path, epochs = pad([one.is_path for one in lessons]), torch.arange(len(legal) + 1)
+    epochs = epochs.view(-1, 1, 1)
+    is_path &= (epochs == n_epochs) | (epochs < n_epochs) & may_finish
+    worth, flops = pad([one.worth for one in lessons]), pad([one.flops for one in lessons])
+    return LessonBatch(
+        observations=reprice(pad([one.observations for one in lessons]), prices),
+        actions=pad([one.actions for one in lessons]),
+        legal=legal,
+        is_path=is_path,
+        returns=worth - prices * flops,
+        n_epochs=n_epochs,
+    )
+
+
+def log_probs_of_paths(policy: SlotPolicy, batch: LessonBatch) -> Tensor:
+    """Return the log-probability ``[T + 1, S, N]`` that a policy gives to each path of a batch."""
+    n_steps, n_schedules, n_hosts, size = batch.observations.shape
+    n_rows = n_schedules * n_hosts
+    spec, shape = policy.spec, (n_steps, n_schedules, n_hosts)
+    observations = batch.observations.reshape(n_steps, n_rows, size)
+    start = observations.new_zeros(n_rows, policy.state_size)
+    outputs, _ = policy.run_sequences(observations, None, start, None)
+    actions = batch.actions.flatten(end_dim=2)
+    legal = LegalChoices.of(spec, batch.legal.flatten(end_dim=2), outputs.dtype)
+    by_head, _ = evaluate_actions(outputs.t(), legal, actions)
+    is_read = relevance_table(spec, actions.device)[actions[:, OP]]
+    taken = torch.where(is_read, by_head, 0.0).sum(1)
+    first = sum(spec.sizes[:OP])
+    ops = slice(first, first + spec.sizes[OP])
+    op_logits = torch.where(legal.weight[ops] > 0, outputs[ops], LOWEST)
+    finishing = op_logits.log_softmax(0)[Op.FINISH]
+    return path_log_probs(taken.view(shape), finishing.view(shape), batch.n_epochs)
+
+
+def teach(
+    config: RunConfig,
+    task: Task,
+    policy: SlotPolicy,
+    on_share: OnShare = lambda _: None,
+    check: Callable[[], None] = lambda: None,
+) -> float:
+    """Let an untrained policy learn from hosts of its own.
+
+    Args:
+        config: The settings of the run.
+        task: The task of the hosts.
+        policy: The policy, whose weights change.
+        on_share: Called with the share of the work that is done.
+        check: Called often; it may raise to stop.
 
     Returns:
-        The negative log-probability of the teacher's action that is left, per decision.
+        What the policy could expect on these hosts in the last pass.
     """
-    # What schedules gain over themselves is about nothing, and measuring it would be dear.
-    is_own_rival = config.rewards.reward == "scheduled"
-    rewards = replace(config.rewards, reward="dense") if is_own_rival else config.rewards
-    envs = GrowthVectorEnv(task, N_HOSTS, reward=rewards, purpose="training")
-    seed = stream_seed(config.seed, "lessons")
-    collector = _TaughtCollector(envs, agent, PriceSchedule(envs.layout, is_varied=True), seed=seed)
-    buffer = agent.make_buffer(N_HOSTS, N_STEPS)
-    collector.collect(buffer)
-    if is_own_rival:
-        buffer.rewards.zero_()
-    policy = agent.policy
-    assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
-    policy.learn_observations(buffer.flat("observations"))
-    agent.set_rates(ent_coef=ENT_COEF)
-    left = agent.imitate(buffer, N_PASSES)
-    agent.set_rates(ent_coef=config.ppo.ent_coef)
-    return left
+    lessons = grow_hosts(config, task, policy.spec, lambda share: on_share(0.7 * share), check)
+    rng = np.random.default_rng(stream_seed(config.seed, "lessons"))
+    prices = np.array([one.price for one in lessons], np.float32)
+    for lesson, price in zip(lessons, torch.from_numpy(rng.permutation(prices)), strict=True):
+        policy.learn_observations(reprice(lesson.observations.flatten(0, 1), price))
+    parameters = [each for each in policy.parameters() if each.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, eps=1e-5)
+    mean = 0.0
+    for number in range(N_PASSES):
+        found: list[Tensor] = []
+        drawn = torch.from_numpy(rng.permutation(prices))
+        for chosen in _draw_batches(lessons, rng):
+            check()
+            share = (number + len(found) * BATCH / len(lessons)) / N_PASSES
+            on_share(0.7 + 0.3 * share)
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * (1.0 - 0.95 * share)
+            batch = make_batch([lessons[host] for host in chosen], drawn[chosen])
+            log_probs = log_probs_of_paths(policy, batch)
+            returns, is_path = batch.returns, batch.is_path
+            elsewhere = worst_returns(returns, is_path) - STRAYING
+            expected = expected_returns(log_probs, returns, is_path, elsewhere)
+            imitated = imitation_loss(log_probs, returns, is_path, TEMPERATURE).mean()
+            weight, climbed = imitation_weight(share), expected.mean() / SCORE_UNIT
+            entropy = path_entropy(log_probs, is_path).mean()
+            loss = weight * imitated - (1.0 - weight) * climbed - ENTROPY * (1.0 - share) * entropy
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
+            optimizer.step()
+            found.append(expected.detach())
+        mean = float(torch.cat(found).mean())
+    on_share(1.0)
+    return mean
+
+
+def imitation_weight(share: float) -> float:
+    """Return how much imitation counts, from 1 to 0, after a share of the passes."""
+    first, last = IMITATION
+    return min(1.0, max(0.0, (last - share) / (last - first)))
+
+
+def _draw_batches(lessons: Sequence[HostLesson], rng: np.random.Generator) -> Iterator[list[int]]:
+    """Yield the numbers of all lessons in batches of hosts whose budgets are alike."""
+    order: list[int] = rng.permutation(len(lessons)).tolist()
+    for some in _split(order, 8 * BATCH):
+        alike = _split(sorted(some, key=lambda host: lessons[host].n_epochs), BATCH)
+        for index in rng.permutation(len(alike)).tolist():
+            yield alike[index]
+
+
+def _split(numbers: list[int], size: int) -> list[list[int]]:
+    return [numbers[first : first + size] for first in range(0, len(numbers), size)]

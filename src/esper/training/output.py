@@ -20,7 +20,7 @@ class TrialProgress:
     arm: str
     """The controller's name in evaluation records."""
     purpose: str
-    """The purpose of the trial, as in evaluation records."""
+    """The purpose of the trial, as in evaluation records, or "lessons"."""
     n_hosts: int
     """Number of hosts in the trial."""
     share: float

@@ -31,6 +31,9 @@ class RunProgress:
 
     def watch_trial(self, trial: TrialProgress) -> None:
         """Take the progress of a trial on held-out hosts."""
+        if trial.purpose == "lessons":
+            self._show("lessons", f", {trial.share:.0%} of {trial.n_hosts:,} hosts")
+            return
         if trial.purpose != "final":
             self._show("evaluating", f", {trial.share:.0%} of {trial.n_hosts} held-out hosts")
             return

@@ -20,10 +20,11 @@ from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State, from_nested
+from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
-from esper.training.lessons import teach
+from esper.training.lessons import BLOCK, N_BLOCKS, teach
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import (
     RoundTiming,
@@ -163,11 +164,25 @@ class Trainer:
         alone = self._run_baseline("wait", lambda trials, show: trials.run(wait, show)[0])
         progress.static_score = float(alone.scores.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
-        if self.config.first_policy == "taught":
-            teach(self.config, self.task, self.parts.agent)
-            self._send_weights()
         progress.phase = "collecting"
+        if self.config.first_policy == "taught":
+            self._teach()
+            progress.phase = "evaluating"
         self.parts.buffer.reset()
+
+    def _teach(self) -> None:
+        """Let the policy learn from hosts that schedules have grown."""
+        policy = self.parts.agent.policy
+        assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
+
+        def show(share: float) -> None:
+            n_hosts = N_BLOCKS * BLOCK
+            self._output.show_trial(
+                TrialProgress(arm="lessons", purpose="lessons", n_hosts=n_hosts, share=share)
+            )
+
+        teach(self.config, self.task, policy, show, self.stop.check)
+        self._send_weights()
 
     def _describe_run(self) -> None:
         counts = self.task.share_out(self.config.envs)

@@ -120,6 +120,18 @@ class RecurrentTrunk(HeadsPolicy):
         numbers: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities, entropies and values; see :meth:`Policy.evaluate`."""
+        outputs, values = self.run_sequences(observations, resets, state, cells)
+        log_probs, entropies = self.heads.evaluate(outputs.t(), legal, actions, numbers)
+        return log_probs, entropies, values
+
+    def run_sequences(
+        self,
+        observations: Observations,
+        resets: Tensor | None,
+        state: Tensor,
+        cells: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return head outputs ``[P, N]`` and values ``[N]``; see :meth:`Policy.evaluate`."""
         # Flat, because rectifying a view in place would make the gradient copy all of it.
         grid = next(iter(leaves_of(observations).values())).shape[:2]
         encoded, extra = self._encode(map_leaves(_flatten_grid, observations))
@@ -137,9 +149,7 @@ class RecurrentTrunk(HeadsPolicy):
         if cells is not None:
             hidden = hidden.index_select(0, cells)
             extra = None if extra is None else extra.index_select(-2, cells)
-        outputs, values = self._output_steps_last(hidden, extra)
-        log_probs, entropies = self.heads.evaluate(outputs.t(), legal, actions, numbers)
-        return log_probs, entropies, values
+        return self._output_steps_last(hidden, extra)
 
     @torch.no_grad()
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:

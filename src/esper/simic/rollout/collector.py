@@ -117,7 +117,7 @@ class VectorCollector:
         agent = self.agent
         with self.stopwatch.measure("acting"):
             starts = self._starts if self._any_start else None
-            decision = self._decide(self._observations, self._masks, self._state, starts)
+            decision = agent.act(self._observations, self._masks, self._state, starts)
             actions = decision.actions.cpu().numpy()
             numbers = decision.numbers
         taken = self.environments.step(actions, None if numbers is None else numbers.cpu().numpy())
@@ -156,12 +156,6 @@ class VectorCollector:
             lengths,
             taken.info,
         )
-
-    def _decide(
-        self, observations: Observations, masks: Any, state: Tensor, starts: Tensor | None
-    ) -> Decision:
-        """Choose an action for each environment."""
-        return self.agent.act(observations, masks, state, starts)
 
     def finish(self, buffer: TamiyoRolloutBuffer) -> None:
         """Give a buffer the values of the states that its last steps led to."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from esper.errors import UnknownFeatureError, did_you_mean
 from esper.lifecycle.factored_actions import ALPHA_CURVES, ALPHA_SPEED_EPOCHS, STYLES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 2
 """The version of these features. Controllers that were trained with another one do not fit."""
@@ -220,6 +223,15 @@ def squash(values: Floats, *, missing: float = 0.0) -> Floats:
     limited = np.minimum(np.maximum(values, -1e300), 1e300)
     ratios = limited / (1.0 + np.abs(limited))
     return np.where(np.isnan(values), missing, ratios)
+
+
+def reprice(observations: Tensor, prices: Tensor) -> Tensor:
+    """Return observations ``[..., D]`` of hosts that pay other prices ``[...]`` for FLOPs."""
+    columns, scaled = list(HOST_FEATURES), PRICE_SCALE * prices
+    changed = observations.clone()
+    changed[..., columns.index("price")] = scaled / (1.0 + scaled)
+    changed[..., columns.index("is_free")] = (prices == 0.0).to(changed.dtype)
+    return changed
 
 
 def unsquash(values: Floats) -> Floats:
