@@ -48,6 +48,22 @@ def test_a_transformer_can_grow_in_and_beside_its_layers() -> None:
     assert set(names) == {*layers, *(f"{layer}.linear1>{layer}.linear2" for layer in layers)}
 
 
+def test_a_block_around_layers_that_can_be_widened_grows_deeper_alone() -> None:
+    twin = copy_with_slots(Transformer(), None, IMAGES)
+    fits = esper.slots(twin).slot_config.fits
+    for layer in ("encoder.layers.0", "encoder.layers.1"):
+        assert fits[layer] == {"deepen"}
+        assert "widen_huge" in fits[f"{layer}.linear1>{layer}.linear2"]
+    with pytest.raises(SlotError, match="slots inside it widen its layers"):
+        esper.slots(twin).germinate("encoder.layers.1", "widen_large")
+    assert esper.slots(twin).germinate("encoder.layers.0", "deepen").was_done
+
+
+def test_a_block_alone_can_be_widened_from_beside() -> None:
+    named = copy_with_slots(Transformer(), ["encoder.layers.0"], IMAGES)
+    assert {"deepen", "widen_large"} <= esper.slots(named).slot_config.fits["encoder.layers.0"]
+
+
 def test_neither_shortcuts_nor_norms_are_chosen() -> None:
     chosen = choose_slots(find_slots(build("resnet"), IMAGES))
     assert {name for name in chosen if ">" in name} == set(CASES["resnet"].pairs)

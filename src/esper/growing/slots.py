@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, SlotError, UnsupportedHostError
 from esper.growth.export.composition import require_composable
-from esper.growth.host_slots import own_slots, slot_config_for, slots, unwrapped
+from esper.growth.host_slots import own_slots, remove_slots, slot_config_for, slots, unwrapped
 from esper.growth.placement import (
     ProposalKind,
     SlotProposal,
     SlotProposals,
     add_slots,
+    attach_slots,
     do_clash,
     find_slots,
 )
@@ -86,9 +88,31 @@ def place_slots(
             )
             _require_residual(model, found)
         add_slots(model, choose_slots(found, for_depth=for_depth), sample, **options)
+        _reserve_for_depth(model, **options)
     for slot in slots(model).values():
         if slot.site.pair is None:  # units of a pair are always merged
             require_composable(slot)
+
+
+def _reserve_for_depth(model: nn.Module, **options: Any) -> None:
+    """Let residual blocks around slots that widen their layers grow by copies of the block alone.
+
+    Units beside such a block would do what the inner slots do, but without the block's norm, and
+    controllers would have to learn which of the two to take.
+    """
+    sites = [slot.site for slot in slots(model).values()]
+    names = [site.name for site in sites if site.hidden]
+    sites = [
+        replace(site, is_for_depth=True)
+        if site.identity is not None
+        and not site.hidden
+        and any(name.startswith(f"{site.name}.") for name in names)
+        else site
+        for site in sites
+    ]
+    if any(site.is_for_depth for site in sites):
+        remove_slots(model)
+        attach_slots(model, sites, **options)
 
 
 def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:

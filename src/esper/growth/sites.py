@@ -259,6 +259,8 @@ class SlotSite:
     output is then the producer's."""
     most_units: int | None = None
     """Hidden units that may be reached by widening; None for any number."""
+    is_for_depth: bool = False
+    """Whether only copies of the block grow here, because slots inside it widen its layers."""
 
     @property
     def hidden(self) -> int:

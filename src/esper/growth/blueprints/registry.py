@@ -94,6 +94,8 @@ class Blueprint:
             return site.why_no_parallel
         if self.copies_block and site.identity is None:
             return site.why_not_residual
+        if site.is_for_depth and not self.copies_block:
+            return f"{site.name!r} is for copies of the block; slots inside it widen its layers"
         return None
 
     def build_seed(self, site: SlotSite, block: nn.Module | None = None) -> nn.Module:
