@@ -44,7 +44,7 @@ from esper.training.paths import (
 )
 from esper.training.setup import stream_seed
 
-N_BLOCKS, BLOCK = 16, 64
+N_BLOCKS, BLOCK = 24, 64
 """Blocks of hosts that are grown, and the hosts of each."""
 N_PASSES, BATCH = 24, 32
 """Passes over all hosts, and the hosts of each step of the optimizer."""
@@ -317,22 +317,28 @@ def teach(
             for group in optimizer.param_groups:
                 group["lr"] = LEARNING_RATE * (1.0 - 0.95 * share)
             batch = make_batch([lessons[host] for host in chosen], drawn[chosen])
-            log_probs = log_probs_of_paths(policy, batch)
-            returns, is_path = batch.returns, batch.is_path
-            elsewhere = worst_returns(returns, is_path) - STRAYING
-            expected = expected_returns(log_probs, returns, is_path, elsewhere)
-            imitated = imitation_loss(log_probs, returns, is_path, TEMPERATURE).mean()
-            weight, climbed = imitation_weight(share), expected.mean() / SCORE_UNIT
-            entropy = path_entropy(log_probs, is_path).mean()
-            loss = weight * imitated - (1.0 - weight) * climbed - ENTROPY * (1.0 - share) * entropy
+            loss, expected = _lesson_loss(policy, batch, share)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
             optimizer.step()
-            found.append(expected.detach())
+            found.append(expected)
         mean = float(torch.cat(found).mean())
     on_share(1.0)
     return mean
+
+
+def _lesson_loss(policy: SlotPolicy, batch: LessonBatch, share: float) -> tuple[Tensor, Tensor]:
+    """Return the loss after a share of the passes, and what the policy can expect, ``[N]``."""
+    log_probs = log_probs_of_paths(policy, batch)
+    returns, is_path = batch.returns, batch.is_path
+    elsewhere = worst_returns(returns, is_path) - STRAYING
+    expected = expected_returns(log_probs, returns, is_path, elsewhere)
+    imitated = imitation_loss(log_probs, returns, is_path, TEMPERATURE).mean()
+    weight, climbed = imitation_weight(share), expected.mean() / SCORE_UNIT
+    entropy = path_entropy(log_probs, is_path).mean()
+    loss = weight * imitated - (1.0 - weight) * climbed - ENTROPY * (1.0 - share) * entropy
+    return loss, expected.detach()
 
 
 def imitation_weight(share: float) -> float:

@@ -18,25 +18,20 @@ from esper.tamiyo.controllers.schedule import FixedSchedule, Planting
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 
-Seeds = tuple[tuple[float, tuple[str, ...]], ...]
-"""The seeds of every slot, one after another: the share of the budget before each germinates, and
-its blueprint, the first of some that fits."""
+Seeds = tuple[tuple[str, ...], ...]
+"""The seeds of every slot, one after another; of each, the first that fits."""
 
 _LARGE, _HUGE = ("widen_large",), ("widen_huge", "widen_large")
-_DEEPER, _MODULES = ("deepen", "widen_large"), ("mlp_large", "conv_heavy", "lora_large")
 
 SCHEDULES: dict[str, Seeds] = {
     "nothing": (),
-    "wider once": ((0.0, _LARGE),),
-    "wider twice": ((0.0, _LARGE), (0.0, _LARGE)),
-    "much wider once": ((0.0, _HUGE),),
-    "much wider twice": ((0.0, _HUGE), (0.0, _HUGE)),
-    "of everything": ((0.0, _LARGE), (0.0, _DEEPER), (0.0, _MODULES)),
-    "wider once, later": ((0.25, _LARGE),),
-    "much wider once, later": ((0.25, _HUGE),),
-    "much wider twice, later": ((0.25, _HUGE), (0.25, _HUGE)),
-    "much wider, again later": ((0.0, _HUGE), (0.4, _HUGE)),
+    "wider once": (_LARGE,),
+    "wider twice": (_LARGE, _LARGE),
+    "much wider once": (_HUGE,),
+    "much wider twice": (_HUGE, _HUGE),
 }
+"""The schedules that are followed and taught. Taught policies gave up those that grew later, deeper
+or other modules."""
 
 BEST: dict[float, str] = {
     0.005: "much wider twice",
@@ -90,13 +85,11 @@ def stopping_shares(prices: Floats) -> Floats:
 def follow(layout: ObservationLayout, seeds: Seeds) -> FixedSchedule:
     """Return the controller that grows seeds in every slot that some of them fit."""
     config, plantings = layout.slot_config, list[Planting]()
-    for share, names in seeds:
+    for names in seeds:
         for slot in filter(config.is_enabled, config.slot_ids):
             known = [name for name in names if name in config.blueprints]
             fitting = [name for name in known if config.does_fit(name, slot)]
             if fitting:
                 name, *others = fitting
-                plantings.append(
-                    Planting(slot=slot, blueprint=name, otherwise=tuple(others), fraction=share)
-                )
+                plantings.append(Planting(slot=slot, blueprint=name, otherwise=tuple(others)))
     return FixedSchedule(layout, plantings)
