@@ -30,6 +30,7 @@ generator = torch.Generator().manual_seed(0)
 X = torch.randn(16, 5, generator=generator)
 Y = torch.randint(3, (16,), generator=generator)
 
+Build = Callable[[], nn.Module]
 Compile = Callable[[nn.Module], nn.Module]
 
 
@@ -65,12 +66,9 @@ def compile_blocks(model: nn.Module) -> nn.Module:
 class Life:
     """A training with lives of seeds that are decided by hand."""
 
-    def __init__(self, compiled: Compile, *at: str) -> None:
+    def __init__(self, compiled: Compile, *at: str, build: Build = ResidualMLP) -> None:
         torch.manual_seed(0)
-        self.start(ResidualMLP(), compiled, *at)
-
-    def start(self, model: nn.Module, compiled: Compile, *at: str) -> None:
-        self.plain = model
+        self.plain = build()
         self.model = compiled(self.plain)
         optimizer = torch.optim.SGD(self.plain.parameters(), 0.05, momentum=0.9)
         self.grower = esper.Grower(
@@ -131,33 +129,59 @@ class FlatModel(nn.Module):
         return self.c(self.b(self.a(x).relu()).relu())
 
 
-class FlatLife(Life):
-    """Seeds on neighbouring pairs, of which none is committed yet."""
+def make_sequential() -> nn.Sequential:
+    """Return the three layers as a module whose forward pass is torch's own code."""
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.start(FlatModel(), leave, "a>b", "b>c")
+
+class TwoSeeds(Life):
+    """Seeds that grow one after the other in two slots, both held and not committed yet."""
+
+    def __init__(self, compiled: Compile, *at: str, build: Build) -> None:
+        super().__init__(compiled, *at, build=build)
         place = self.grower.slots
-        for slot in place:
-            place.germinate(slot, "widen_large", tempo_epochs=3)
+        for slot in at:
+            assert place.germinate(slot, "widen_large", tempo_epochs=3).was_done
             while place[slot].stage != Stage.HOLDING:
                 place.advance(slot)
                 self.train_epoch()
 
+    def commit(self) -> None:
+        """Commit both seeds, and train until they are part of the model's blocks."""
+        for slot in self.grower.slots:
+            self.train_epoch()
+            assert self.grower.slots.fossilize(slot).was_done
+        for _ in range(4):
+            self.train_epoch()
+
+
+@pytest.mark.parametrize(
+    ("build", "compiled", "at"),
+    [
+        (FlatModel, compile_whole, ("a>b", "b>c")),
+        pytest.param(make_sequential, compile_whole, ("0>2", "2>4"), marks=pytest.mark.slow),
+        pytest.param(ResidualMLP, compile_whole, ("blocks.0", "blocks.1"), marks=pytest.mark.slow),
+        pytest.param(ResidualMLP, compile_whole, ("blocks.1", "blocks.0"), marks=pytest.mark.slow),
+    ],
+)
+def test_two_live_seeds_give_the_same_numbers_in_a_compiled_model(
+    build: Build, compiled: Compile, at: tuple[str, str]
+) -> None:
+    lives = [TwoSeeds(how, *at, build=build) for how in (leave, compiled)]
+    for life in lives:
+        life.commit()
+    assert_alike(*lives)
+
 
 def test_neighbouring_seeds_are_linked_in_a_compiled_model() -> None:
-    lives = [FlatLife(), FlatLife()]
+    lives = [TwoSeeds(leave, "a>b", "b>c", build=FlatModel) for _ in range(2)]
     lives[1].model.compile(backend=BACKEND)
     for life in lives:
-        place = life.grower.slots
-        for slot in place:
-            life.train_epoch()
-            assert place.fossilize(slot).was_done
-        life.train_epoch()
-        assert place["b>c"].life.links == (("a>b", 6),)
+        life.commit()
+        assert life.grower.slots["b>c"].life.fossils[-1].links == (("a>b", 6),)
     states: list[dict[str, Tensor]] = [life.plain.state_dict() for life in lives]
-    assert states[0]["b.seed.links.rows.weight"].any()
-    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
+    assert states[0]["b.fossils.0.seed.links.rows.weight"].any()
+    assert_alike(*lives)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +217,17 @@ def test_a_model_stays_compiled_however_many_seeds_grow(compiled: Compile) -> No
             for _ in range(3):
                 life.train_epoch()
     assert len(life.grower.slots["blocks.0"].absorbed) == 2
+
+
+@pytest.mark.slow
+def test_a_sequential_stays_compiled_however_many_seeds_grow() -> None:
+    with torch._dynamo.config.patch(recompile_limit=7):
+        life = Life(compile_whole, "0>2", "2>4", build=make_sequential)
+        for slot in ("0>2", "2>4", "0>2"):
+            life.live(slot, "widen_small")
+            for _ in range(3):
+                life.train_epoch()
+    assert len(life.grower.slots["0>2"].absorbed) == 2
 
 
 @pytest.mark.slow

@@ -69,7 +69,12 @@ def forget_graphs(model: nn.Module, place: str) -> None:
         return
     parts = place.split(".")
     around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
-    for code in {getattr(module.forward, "__code__", None) for module in around} - {None}:
+    functions: list[Any] = [module.forward for module in around]
+    if dynamo.trace_rules.check(model.forward):
+        # torch does not compile its own modules, such as nn.Sequential, but a function around
+        # them; all such functions have the same code.
+        functions.append(dynamo.external_utils.wrap_inline(forget_graphs))
+    for code in {getattr(function, "__code__", None) for function in functions} - {None}:
         dynamo.eval_frame.remove_from_cache(code)
 
 

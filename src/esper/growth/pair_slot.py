@@ -28,7 +28,7 @@ from esper.errors import ShapeError
 from esper.growth.blending import blend, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
 from esper.growth.blueprints.widening import PairSeed
-from esper.growth.seed_slot import BlockWrapper, SeedEffect, SeedSlot
+from esper.growth.seed_slot import BlockWrapper, SeedSlot
 from esper.growth.sharding import local_values, whole_values
 from esper.growth.sites import Pair, PairLayer, SlotSite
 from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
@@ -274,7 +274,7 @@ class PairSlot(SeedSlot):
             live = UnitGroup(
                 seed=cast(PairSeed, self.seed),
                 alpha=alpha,
-                is_isolated=effect is SeedEffect.ISOLATED,
+                is_isolated=effect == "isolated",
                 neighbours=dict(life.neighbours),
                 links=dict(life.links),
             )
@@ -311,7 +311,7 @@ class PairSlot(SeedSlot):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the producer's output together with the new units."""
-        self.shows_live = self.current_effect()[0] is not SeedEffect.NONE
+        self.shows_live = self.current_effect()[0] != "none"
         return self.wiring.run(_input_of(args, kwargs))
 
     def seen_units(self) -> Neighbours:

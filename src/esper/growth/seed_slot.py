@@ -6,9 +6,8 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from enum import Enum
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,13 +58,14 @@ class BlockWrapper(nn.Module):
             return getattr(self.block, name)
 
 
-class SeedEffect(Enum):
-    """What a slot does with its seed in a forward pass."""
+SeedEffect = Literal["none", "isolated", "blended"]
+"""What a slot does with its seed in a forward pass; an isolated seed gets gradients without
+changing the output.
 
-    NONE = "none"
-    ISOLATED = "isolated"
-    """The seed gets gradients without changing the output."""
-    BLENDED = "blended"
+These are strings because ``torch.compile`` compares strings whenever it runs a graph. An enum
+member that it has also seen as a global it takes for granted, so a graph that was compiled for two
+seeds would outlive the stage of the second one.
+"""
 
 
 class SeedSlot(BlockWrapper):
@@ -98,8 +98,12 @@ class SeedSlot(BlockWrapper):
         self.is_off = False
         """Whether the seed is disabled, to measure what it contributes; fossils never are."""
         self._lives = lives
-        self._traced = ((SeedEffect.NONE, SeedEffect.NONE), 0.0, torch.zeros((), device=_CPU))
-        """What compiled graphs read: effects without and with gradients, and alpha twice."""
+        # What compiled graphs read. A graph compares every string of a tuple, so the effects are
+        # two attributes: validation is not compiled again for what differs in training alone.
+        self._effect_without_grad: SeedEffect = "none"
+        self._effect_with_grad: SeedEffect = "none"
+        self._traced_alpha = (0.0, torch.zeros((), device=_CPU))
+        """Alpha as a number and as a tensor."""
 
     def __len__(self) -> int:
         return len(cast(Any, self.block))
@@ -143,9 +147,9 @@ class SeedSlot(BlockWrapper):
             change = self._change(part, fossil, y, args, kwargs)
             y = blend(y, change, fossil.alpha)
         effect, alpha = self.current_effect()
-        if effect is SeedEffect.BLENDED:
+        if effect == "blended":
             return blend(y, self._change(self, life, y, args, kwargs), alpha)
-        if effect is SeedEffect.ISOLATED:
+        if effect == "isolated":
             change = self._change(self, life, y.detach(), args, kwargs, is_isolated=True)
             return straight_through(y, change)
         return y
@@ -158,26 +162,26 @@ class SeedSlot(BlockWrapper):
         """
         needs_grad = torch.is_grad_enabled()
         if torch.compiler.is_compiling():
-            effects, _, alpha = self._traced
-            return effects[needs_grad], alpha
+            effect = self._effect_with_grad if needs_grad else self._effect_without_grad
+            return effect, self._traced_alpha[1]
         return self._find_effects()[needs_grad], self.life.alpha
 
     def _find_effects(self) -> tuple[SeedEffect, SeedEffect]:
         """Return what the seed does in a forward pass without gradients, and in one with them."""
         if self.seed is None or self.is_off:
-            return SeedEffect.NONE, SeedEffect.NONE
+            return "none", "none"
         if self.stage == Stage.TRAINING:
-            return SeedEffect.NONE, SeedEffect.ISOLATED
+            return "none", "isolated"
         if self.stage == Stage.GERMINATED or self.alpha == 0.0:
-            return SeedEffect.NONE, SeedEffect.NONE
-        return SeedEffect.BLENDED, SeedEffect.BLENDED
+            return "none", "none"
+        return "blended", "blended"
 
     def refresh(self) -> None:
         """Tell compiled graphs what the life says; called whenever that may have changed."""
-        effects, alpha = self._find_effects(), self.alpha
-        if (effects, alpha) != self._traced[:2]:
+        self._effect_without_grad, self._effect_with_grad = self._find_effects()
+        if self.alpha != self._traced_alpha[0]:
             device = self._tensor_options().get("device", _CPU)
-            self._traced = (effects, alpha, torch.tensor(alpha, device=device))
+            self._traced_alpha = (self.alpha, torch.tensor(self.alpha, device=device))
 
     @contextmanager
     def switched_off(self) -> Generator[None]:
