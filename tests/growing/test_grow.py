@@ -602,6 +602,8 @@ def test_training_settings_are_used() -> None:
         ({"learning_rat": 1.0}, "'learning_rat'; .* 'learning_rate'"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
         ({"metric": "f1"}, "metric is 'f1'"),
+        ({"metric": "acuracy"}, "metric is 'acuracy'; .* Did you mean 'accuracy'"),
+        ({"optimizer": "adamv"}, "optimizer is 'adamv'; .* Did you mean 'adam"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

@@ -218,10 +218,19 @@ def test_it_says_how_far_it_is_and_what_its_controller_expected() -> None:
         # After an epoch, what is to come is not the whole return.
         assert loop.grower.trace.expected == (0.5 if begins else None)
         assert loop.grower.trace[-1].value == 0.5
-        wanted = "Grower(Sequential, epoch 1 of 2, controller shipped (universal, 0.2))"
+        wanted = "Grower(Sequential, 1 of 2 epochs, controller shipped (universal, 0.2))"
         assert repr(loop.grower) == wanted
     mine = esper.Grower(loop.model, loop.optimizer, epochs=2, controller="wait")
-    assert repr(mine) == "Grower(Sequential, epoch 0 of 2, controller wait)"
+    assert repr(mine) == "Grower(Sequential, 0 of 2 epochs, controller wait)"
+
+
+def test_a_misspelt_argument_is_answered_with_the_right_one() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ConfigError, match=r"argument 'epoch'\. Did you mean 'epochs'"):
+        esper.Grower(model, optimizer, epoch=2)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ConfigError, match="Did you mean 'max_parameters'"):
+        esper.Grower(model, optimizer, epochs=2, max_params=9)  # pyright: ignore[reportCallIssue]
 
 
 def test_a_bad_batch_is_rolled_back_and_said() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from esper.errors import ConfigError, TaskError, did_you_mean, type_of
 
 Choice = TypeVar("Choice")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 MOST_INT = 2**63 - 1
@@ -114,6 +118,26 @@ def reject_unknown(
                 f"{function} has no argument {name!r}.{did_you_mean(name, names)} It has "
                 f"{', '.join(names)}."
             )
+
+
+def rejects_unknown(function: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function raise ConfigError with a hint for an argument that it does not have.
+
+    Args:
+        function: The name that users know it by.
+    """
+
+    def decorate(run: Callable[P, R]) -> Callable[P, R]:
+        names = [name for name in inspect.signature(run).parameters if name != "self"]
+
+        @functools.wraps(run)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            reject_unknown(function, kwargs, names, {})
+            return run(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def make_numbers_plain(settings: Any) -> None:

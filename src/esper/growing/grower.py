@@ -17,7 +17,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.config.checks import as_number, require_int, require_number, require_seed
+from esper.config.checks import (
+    as_number,
+    rejects_unknown,
+    require_int,
+    require_number,
+    require_seed,
+)
 from esper.config.growth import MOST_EPOCHS, Budget
 from esper.environment.episodes import SlotOutcome
 from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
@@ -78,6 +84,7 @@ class Grower:
         >>> plain = grower.export()
     """
 
+    @rejects_unknown("Grower")
     def __init__(
         self,
         model: nn.Module,
@@ -407,7 +414,7 @@ class Grower:
 
     def __repr__(self) -> str:
         return (
-            f"Grower({type(self._module).__name__}, epoch {self.epoch} of {self.epochs}, "
+            f"Grower({type(self._module).__name__}, {self.epoch} of {self.epochs} epochs, "
             f"controller {self.controller_name})"
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from esper.config.checks import as_number
-from esper.errors import BadDataError, ConfigError, type_of
+from esper.errors import BadDataError, ConfigError, did_you_mean, type_of
 from esper.growing.batches import Batch, Batches
 from esper.growth.sites import describe
 from esper.modes import evaluation_mode
@@ -167,7 +167,7 @@ def make_objective(
     if isinstance(chosen, str) and chosen not in METRICS:
         raise ConfigError(
             f"metric is {chosen!r}; it must be one of {', '.join(METRICS)}, an esper.Metric, or a "
-            "function of outputs and targets."
+            f"function of outputs and targets.{did_you_mean(chosen, METRICS)}"
         )
     if not isinstance(chosen, str) and not callable(chosen):
         raise ConfigError(

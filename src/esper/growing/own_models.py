@@ -272,9 +272,10 @@ def copy_all(model: nn.Module, optimizer: Any, scheduler: Any) -> tuple[nn.Modul
     """Return copies of a model and of the optimizer and scheduler that belong to it."""
     is_known = isinstance(optimizer, (str, Optimizer)) or callable(optimizer)
     if not is_known or (isinstance(optimizer, str) and optimizer not in OPTIMIZERS):
+        hint = did_you_mean(optimizer, OPTIMIZERS) if isinstance(optimizer, str) else ""
         raise ConfigError(
             f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZERS)}, an optimizer "
-            "of the model, or a function of parameters that returns one."
+            f"of the model, or a function of parameters that returns one.{hint}"
         )
     if hasattr(scheduler, "step") and not isinstance(optimizer, Optimizer):
         raise ConfigError(
