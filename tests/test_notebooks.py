@@ -96,10 +96,22 @@ def test_a_decision_and_a_trace_are_tables_of_what_happened() -> None:
     )
     page = shown(germinate)
     assert f"germinate widen in {EVIL}" in page.cells
-    assert {"1 of 100", "25%", "a < b", f"{EVIL} blending 0.5", "0.2500"} <= set(page.cells)
+    assert {"after epoch 1 of 100", "25%", "a < b", f"{EVIL} blending 0.5", "0.2500"} <= set(
+        page.cells
+    )
     assert page.tags.count("th") == 9  # without the training loss, which is unknown
     assert shown(esper.Trace([germinate])).cells == page.cells
     assert shown(esper.Trace()).tags == ["p"]
+
+
+def test_epochs_are_counted_from_one_in_words() -> None:
+    trace = esper.Trace([decide(0), decide(1)])
+    assert [str(one).split("  ")[0] for one in trace] == [
+        "before epoch 1 of 100",
+        "after epoch 1 of 100",
+    ]
+    assert shown(trace).cells[0] == "before epoch 1 of 100"
+    assert "epoch 0" not in f"{trace}{trace.to_html()}"
 
 
 def test_a_long_trace_leaves_out_epochs_in_which_nothing_happened() -> None:
@@ -108,7 +120,7 @@ def test_a_long_trace_leaves_out_epochs_in_which_nothing_happened() -> None:
     decisions[7] = decide(8, score=0.9)
     page = shown(esper.Trace(decisions))
     firsts = page.cells[:: page.tags.count("th")]
-    assert firsts == [f"{epoch} of 100" for epoch in (1, 6, 8, MOST_ROWS + 1)]
+    assert firsts == [f"after epoch {epoch} of 100" for epoch in (1, 6, 8, MOST_ROWS + 1)]
     assert f"{MOST_ROWS - 3} of {MOST_ROWS + 1} epochs" in page.text
 
 

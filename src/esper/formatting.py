@@ -113,6 +113,11 @@ def many(count: int, thing: str) -> str:
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
+def since_epoch(n_epochs: int) -> str:
+    """Return when something was decided: ``after epoch 3``, or ``before epoch 1`` for 0 epochs."""
+    return f"after epoch {n_epochs}" if n_epochs else "before epoch 1"
+
+
 def span(first: int, last: int) -> str:
     """Return a range of rounds: ``rounds 1 to 10``."""
     return f"round {first}" if first == last else f"rounds {first} to {last}"

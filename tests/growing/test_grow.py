@@ -181,7 +181,7 @@ def timeline_step(epoch: int, op: str = "wait", **options: Any) -> TimelineStep:
     return TimelineStep(epoch=epoch, op=op, **values | options)
 
 
-def test_seeds_are_listed_with_the_epochs_after_which_they_germinated() -> None:
+def test_seeds_are_listed_with_the_epochs_of_the_timeline_that_they_germinate_in() -> None:
     """The first seed is pruned, the next two are committed; the last comes after the best epoch."""
     timeline = [
         timeline_step(1, "germinate", blueprint="norm"),
@@ -199,7 +199,7 @@ def test_seeds_are_listed_with_the_epochs_after_which_they_germinated() -> None:
     assert germination_epochs(timeline[:4], seeds, 7) == ()
     summary = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller="wait").summary
     listed = replace(summary, seeds=seeds, germinated_after=epochs, was_kept=True)
-    wanted = "2 x norm in a (after epochs 2, 4), mlp_small in b (after epoch 5);"
+    wanted = "2 x norm in a (from epochs 3, 5), mlp_small in b (from epoch 6);"
     assert wanted in str(listed)
     assert "2 x norm in a, mlp_small in b;" in str(replace(listed, germinated_after=()))
 
@@ -242,6 +242,10 @@ def test_a_perfect_model_is_returned_unchanged(controller: str) -> None:
         assert torch.equal(tensor, model.state_dict()[name])
         assert tensor.data_ptr() != model.state_dict()[name].data_ptr()
     assert "returned unchanged" in str(grown.summary)
+    assert "used 6 of 6 epochs, none of which was better than the given model, and" in str(
+        grown.summary
+    )
+    assert "(the end; the given model counts)" in str(grown.timeline[-1])
 
 
 def test_a_model_that_training_ruins_is_returned_unchanged() -> None:

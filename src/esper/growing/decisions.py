@@ -14,6 +14,7 @@ from esper.formatting import (
     many,
     number,
     share,
+    since_epoch,
     whole,
     without_empty,
 )
@@ -53,7 +54,7 @@ class Decision:
     """
 
     epoch: int
-    """Epochs trained."""
+    """Epochs trained; 0 before the first."""
     epochs: int
     """Epochs of the budget."""
     train_loss: float | None
@@ -109,7 +110,7 @@ class Decision:
     def __str__(self) -> str:
         odds = self.probabilities.get(self.op)
         parts = [
-            f"epoch {self.epoch}/{self.epochs}",
+            f"{since_epoch(self.epoch)} of {self.epochs}",
             f"score {self.score:.4g}",
             self.action if odds is None else f"{self.action} ({share(odds)})",
             *([f"({self.why})"] if self.why else []),
@@ -130,7 +131,7 @@ MOST_ROWS = 40
 """Epochs from which on a table leaves out those in which nothing was done."""
 
 _HEADINGS = (
-    "epoch",
+    "when",
     "decision",
     "probability",
     "why",
@@ -148,7 +149,7 @@ _WORDS = _HEADINGS[:5]
 def _cells(one: Decision) -> tuple[str, ...]:
     odds = one.probabilities.get(one.op)
     return (
-        f"{one.epoch} of {one.epochs}",
+        f"{since_epoch(one.epoch)} of {one.epochs}",
         one.action,
         UNKNOWN if odds is None else share(odds),
         one.why,

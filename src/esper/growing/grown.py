@@ -174,10 +174,15 @@ class GrowthSummary:
         spent = f"{self.flops:.0%} of" if self.flops < MOST_PERCENT else f"{self.flops:,.0f} times"
         total = f" ({self.total_flops:.2g} in all, {duration(self.seconds)})" * bool(self.seconds)
         ended = f" Training ended early: {self.stopped}." if self.stopped else ""
+        best = (
+            f"of which epoch {self.best_epoch} was the best and counts"
+            if self.best_epoch
+            else "none of which was better than the given model"
+        )
         return (
-            f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs, of "
-            f"which epoch {self.best_epoch} was the best and counts, and {spent} the FLOPs of "
-            f"training the initial model for all of them{total}.{ended}"
+            f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs, "
+            f"{best}, and {spent} the FLOPs of training the initial model for all of them{total}."
+            f"{ended}"
         )
 
     @property
@@ -255,10 +260,14 @@ class GrowthSummary:
         )
 
 
-def _epochs_text(epochs: Sequence[int]) -> str:
-    """Return after which epochs seeds germinated, in brackets; empty for none."""
-    listed = ", ".join(map(str, dict.fromkeys(epochs)))
-    return f" (after epoch{'s' * (',' in listed)} {listed})" if listed else ""
+def _epochs_text(n_before: Sequence[int]) -> str:
+    """Return the first epochs of seeds, counted from 1, in brackets; empty for none.
+
+    Args:
+        n_before: Epochs trained before each of them germinated.
+    """
+    listed = ", ".join(str(n + 1) for n in dict.fromkeys(n_before))
+    return f" (from epoch{'s' * (',' in listed)} {listed})" if listed else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -207,4 +207,9 @@ def _end_note(envs: GrowthVectorEnv, result: StepResult) -> str:
     records = envs.growth.records
     best = int(records.settled_epoch[0])
     is_other = bool(result.terminated[0]) and best != records.epoch[0]
-    return f"the end; epoch {best} counts" if is_other else ""
+    return end_note(best) if is_other else ""
+
+
+def end_note(epoch: int) -> str:
+    """Return that a training has ended, and which epoch counts; 0 is the given model."""
+    return f"the end; epoch {epoch} counts" if epoch else "the end; the given model counts"

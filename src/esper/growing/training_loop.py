@@ -23,7 +23,13 @@ from esper.growing.grower import Grower
 from esper.growing.growing_model import relative_drop
 from esper.growing.measuring import require_finite_batch
 from esper.growing.objectives import Evaluation, Objective
-from esper.growing.timeline import OnStep, SlotTexts, TimelineStep, describe_slot_outcome
+from esper.growing.timeline import (
+    OnStep,
+    SlotTexts,
+    TimelineStep,
+    describe_slot_outcome,
+    end_note,
+)
 from esper.growth.export import export
 from esper.growth.host_slots import remove_slots, slots
 from esper.growth.modules import named_tensors
@@ -279,7 +285,7 @@ class TrainingLoop:
         is_end = after is before
         note = after.why if self.grower.was_rolled_back else before.why
         if after.should_stop and self.kept.epoch != self.grower.epoch:
-            note = note or f"the end; epoch {self.kept.epoch} counts"
+            note = note or end_note(self.kept.epoch)
         outcome = self.grower.last_slots
         if is_end or outcome is None:
             fossils = {name: len(life.fossils) for name, life in self.grower.slots.lives.items()}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from esper.formatting import since_epoch
 from esper.reports.run_figures import LEAST_HEIGHT, STAGE_COLOURS
 
 WIDTH, LEFT, RIGHT = 780, 150, 84
@@ -110,7 +111,7 @@ def _score(moments: Sequence[Moment], axis: _Axis) -> str:
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.6"/>',
         *(
             f'<circle cx="{axis.at(one.epoch):.1f}" cy="{y(one.score):.1f}" r="2">'
-            f"<title>epoch {one.epoch}: score {one.score:.4g}</title></circle>"
+            f"<title>{since_epoch(one.epoch)}: score {one.score:.4g}</title></circle>"
             for one in moments
         ),
         f'<circle cx="{axis.at(best.epoch):.1f}" cy="{y(best.score):.1f}" r="4" '

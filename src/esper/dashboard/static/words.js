@@ -53,6 +53,11 @@ export function arm(name) {
   return ARMS[name] ?? plain(name);
 }
 
+/** When a step was decided; epochs count from 1. */
+export function whenWords({ decided_after: epoch }) {
+  return epoch ? `after epoch ${epoch}` : "before epoch 1";
+}
+
 /** Describes the decision of a step. */
 export function stepWords(step) {
   const reads = new Set(step.relevant);

@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { number, probability, signed } from "../format.js";
-import { plain, refusalWords, stepWords } from "../words.js";
+import { plain, refusalWords, stepWords, whenWords } from "../words.js";
 import { Heads } from "./heads.js";
 import { RewardTerms } from "./reward_terms.js";
 import { SlotTable } from "./slot_table.js";
@@ -13,7 +13,7 @@ export function Decision({ step, overview, slots, soFar }) {
   return html`<section class="panel decision" data-test="decision" aria-label="Decision">
     <div class="panel-head">
       <h2>${stepWords(step)}</h2>
-      <span class="muted small">after epoch ${step.decided_after}${overview?.learns === false ? "" : `, round ${step.round}`}</span>
+      <span class="muted small">${whenWords(step)}${overview?.learns === false ? "" : `, round ${step.round}`}</span>
     </div>
     <p class="decision-refusal small">${refusal ? html`<span class="bad">${refusal}</span>` : doneWords(step)}</p>
     <dl class="decision-facts">

@@ -2,6 +2,7 @@
 
 import { html } from "../html.js";
 import { number, whole } from "../format.js";
+import { whenWords } from "../words.js";
 import { MarkAt } from "./marks.js";
 import { stageFill } from "./stages.js";
 
@@ -52,7 +53,7 @@ function Events({ bar, axis, detail, y }) {
   });
   return marks.map(([kind, event]) => html`<${MarkAt} kind=${kind} className="mark" isOnColour=${true}
     x=${axis.middle(axis.byStep.get(event.step) ?? event.epoch - 1)} y=${y}
-    title=${`${kind} ${event.blueprint ?? ""} after epoch ${event.decided_after}, alpha ${number(event.alpha, 2)}`} />`);
+    title=${`${kind} ${event.blueprint ?? ""} ${whenWords(event)}, alpha ${number(event.alpha, 2)}`} />`);
 }
 
 function fitted(name, width) {

@@ -3,7 +3,7 @@
 import { classes, html, useEffect, useRef } from "../html.js";
 import { STAGE_COLOURS } from "../colours.js";
 import { number } from "../format.js";
-import { refusalWords, stepWords } from "../words.js";
+import { refusalWords, stepWords, whenWords } from "../words.js";
 import { MarkAt, MarkLegend, markOf } from "./marks.js";
 import { SeedBar } from "./seed_bar.js";
 import { useWidth } from "./size.js";
@@ -230,7 +230,8 @@ function StepButtons({ detail, axis, step, onStep, height }) {
 }
 
 function stepLabel(step) {
-  return `After epoch ${step.decided_after}: ${stepWords(step)}. ${refusalWords(step)} Then score ${number(step.score)}.`;
+  const when = whenWords(step);
+  return `${when[0].toUpperCase()}${when.slice(1)}: ${stepWords(step)}. ${refusalWords(step)} Then score ${number(step.score)}.`;
 }
 
 function shortened(name) {
