@@ -155,6 +155,9 @@ def test_limits_end_the_training() -> None:
     n = sum(parameter.numel() for parameter in model.parameters())
     small = grow(model, *data, 12, max_parameters=n, learning_rate=1e-2)
     assert small.summary.parameters_after == n
+    assert f"max_parameters limited growth: seeds that would have made more than {n}" in str(
+        small.summary
+    )
     assert all(step.op == "wait" for step in small.timeline)
     larger = grow(model, *data, 12, max_parameters=2 * n, learning_rate=1e-2)
     assert larger.summary.parameters_after <= 2 * n
@@ -166,10 +169,13 @@ def test_limits_end_the_training() -> None:
     assert half.summary.n_epochs == 4
     assert "max_flops" in half.summary.stopped
     assert "max_flops" in str(half.summary)
+    assert "max_parameters" not in str(half.summary)
     quick = grow(model, *data, 8, controller="wait", max_seconds=1e-9)
     assert quick.summary.n_epochs == 1
     patient = grow(model, *data, 12, controller="wait", patience=2, learning_rate=1e-9)
     assert patient.summary.n_epochs == 2
+    roomy = grow(model, *data, 2, max_parameters=1000 * n)
+    assert "max_parameters" not in str(roomy.summary)
 
 
 def test_an_interruption_returns_the_best_so_far() -> None:

@@ -531,6 +531,18 @@ def test_without_a_baseline_an_expected_gain_is_shown_beside_the_metric(
     assert grow(model, TRAIN, VAL, 2, **settings).summary.expectation == summary.expectation
 
 
+def test_what_the_controller_expected_without_a_limit_is_left_out_if_one_took_effect() -> None:
+    model, paired = initialized(MLP(1)), expecting(0.021, rewards="paired")
+    size = sum(parameter.numel() for parameter in model.parameters())
+    free, small, short = (
+        grow(model, TRAIN, VAL, 2, controller=paired, **limit).summary
+        for limit in ({"max_parameters": 1000 * size}, {"max_parameters": size}, {"max_flops": 1.0})
+    )
+    assert free.expected_gain == small.expected_gain == short.expected_gain == 0.021
+    assert free.expectation
+    assert (small.expectation, short.expectation) == ("", "")
+
+
 def test_the_expected_gain_of_a_tasks_host_is_shown_beside_its_test_metric() -> None:
     paired = expecting(0.1, rewards="paired")
     summary = grow("spirals", controller=paired, n_epochs=2).summary

@@ -215,6 +215,11 @@ class Grower:
         """The governor, which blocks updates that would break the model."""
         return self._ready().governor
 
+    @property
+    def was_limited(self) -> bool:
+        """Whether ``max_parameters`` ruled out a seed that could have been planted."""
+        return self._ready().was_limited
+
     def step(
         self, loss: Tensor, *, accumulate: int = 1, max_grad_norm: float | None = None
     ) -> GovernorReport | None:

@@ -288,6 +288,12 @@ class GrowingModel:
                 found[number, column] = n_now + self._counts[key] <= max_parameters
         return found
 
+    @property
+    def was_limited(self) -> bool:
+        """Whether ``max_parameters`` ruled out a seed in a decision."""
+        fits = self._find_affordable(None)
+        return any(bool((fits & ~seen[-1]).any()) for seen in self._history)
+
     def _masks(
         self,
         stage: np.ndarray,

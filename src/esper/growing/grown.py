@@ -27,6 +27,9 @@ from esper.storage.files import replacing, write_atomic
 GUESS = "Before training, going by the tasks that it learned on, the controller expected"
 """How an expectation begins: the controller has not seen the model learn yet."""
 
+ENDED_BY_CONTROLLER = "the controller ended it"
+"""Why training ended early if no limit ended it."""
+
 MOST_PERCENT = 10.0
 """Costs from this multiple on are shown as a multiple."""
 
@@ -61,7 +64,8 @@ class GrowthSummary:
     n_epochs: int
     """Epochs trained."""
     best_epoch: int
-    """The epoch that counts, the first with the best validation score."""
+    """The epoch that counts, the first with the best validation score; 0 if none was better than
+    the given model."""
     budget_epochs: int
     """Epochs of the budget."""
     seeds: tuple[tuple[str, str], ...]
@@ -72,6 +76,8 @@ class GrowthSummary:
     """The slots of the returned model that have all hidden units that they may have."""
     max_widening: float | None = None
     """How many times its own hidden units a block or pair may have; None for no limit."""
+    max_parameters: int | None = None
+    """The largest number of parameters, if it ruled out seeds; None if it did not."""
     was_kept: bool
     """Whether the trained model is returned; if not, it is no better and the given one is."""
     controller: str
@@ -110,7 +116,7 @@ class GrowthSummary:
         return (
             self._result(),
             self._growth(),
-            *self._limit(),
+            *self._limits(),
             self._cost(),
             *([self.expectation] if self.expectation else []),
             *self._rollbacks(),
@@ -161,14 +167,20 @@ class GrowthSummary:
             f"{self.parameters_after:,} ({added:+,})."
         )
 
-    def _limit(self) -> tuple[str, ...]:
-        if not self.full_slots or self.max_widening is None:
-            return ()
-        return (
-            f"The limit, {self.max_widening:g} times the given hidden units, was reached in "
-            f"{listed(list(self.full_slots))}; "
-            "esper.add_slots(..., growth_config=GrowthConfig(max_widening=...)) sets another.",
-        )
+    def _limits(self) -> tuple[str, ...]:
+        found: list[str] = []
+        if self.full_slots and self.max_widening is not None:
+            found.append(
+                f"The limit, {self.max_widening:g} times the given hidden units, was reached in "
+                f"{listed(list(self.full_slots))}; "
+                "esper.add_slots(..., growth_config=GrowthConfig(max_widening=...)) sets another."
+            )
+        if self.max_parameters is not None:
+            found.append(
+                f"max_parameters limited growth: seeds that would have made more than "
+                f"{self.max_parameters:,} parameters were ruled out."
+            )
+        return tuple(found)
 
     def _cost(self) -> str:
         spent = f"{self.flops:.0%} of" if self.flops < MOST_PERCENT else f"{self.flops:,.0f} times"
@@ -189,9 +201,12 @@ class GrowthSummary:
     def expectation(self) -> str:
         """What the controller expected and what came of it, in a sentence.
 
-        Empty without an estimate, and for a metric beyond the scores that controllers know.
+        Empty without an estimate, for a metric beyond the scores that controllers know, and if a
+        limit that the controller is not told cut growth or training short.
         """
         if self.score is None or not -1.0 <= self.score <= 1.0:
+            return ""
+        if self.max_parameters is not None or self.stopped not in ("", ENDED_BY_CONTROLLER):
             return ""
         if self.expected_gain is not None:
             return self._expected_growth(self.expected_gain)

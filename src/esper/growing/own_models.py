@@ -194,6 +194,7 @@ class OwnModel:
             germinated_after=germination_epochs(loop.timeline, seeds, kept.epoch),
             full_slots=full,
             max_widening=grower.slots.lives.growth_config.max_widening,
+            max_parameters=self.max_parameters if grower.was_limited else None,
             was_kept=was_kept,
             controller=grower.controller_name,
             seconds=loop.seconds,

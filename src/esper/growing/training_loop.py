@@ -21,6 +21,7 @@ from esper.growing.batches import Batches
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
 from esper.growing.growing_model import relative_drop
+from esper.growing.grown import ENDED_BY_CONTROLLER
 from esper.growing.measuring import require_finite_batch
 from esper.growing.objectives import Evaluation, Objective
 from esper.growing.timeline import (
@@ -177,7 +178,7 @@ class TrainingLoop:
     def _run_epoch(self, before: Decision) -> Decision:
         """Train an epoch after a decision, and return the next decision."""
         if before.op == "finish":
-            self.stopped = "the controller ended it"
+            self.stopped = ENDED_BY_CONTROLLER
             self._add_step(before, before)
             return before
         with suitable_threads(self._batch_flops):
