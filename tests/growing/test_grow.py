@@ -167,6 +167,19 @@ def test_a_row_shows_the_slots_after_its_own_decision_and_epoch() -> None:
     assert sizes[2] == sizes[3] == grown.trace[2].seed_parameters > 0
 
 
+def test_the_summary_says_that_a_layer_was_widened_beside_itself() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    layer, pair = (
+        grow(initialized(model), TRAIN, VAL, 10, at=[at], learning_rate=3e-3).summary
+        for at in ("1", "1>3")
+    )
+    for summary in (layer, pair):
+        assert any(blueprint.startswith("widen") for _, blueprint in summary.seeds)
+    assert layer.widened_beside == ("1",)
+    assert "Widening in 1 added a branch beside it, so its own width is as before" in str(layer)
+    assert "beside" not in str(pair)
+
+
 def timeline_step(epoch: int, op: str = "wait", **options: Any) -> TimelineStep:
     values: dict[str, Any] = {
         "slot": "a",

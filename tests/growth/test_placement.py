@@ -417,7 +417,16 @@ def test_printed_parameters_worked_by_hand(capsys: pytest.CaptureFixture[str]) -
         "trainable parameters: 253 of 289 (87.5%)",
         "  blocks.0: dormant",
         "  blocks.1: norm, blending, alpha 0.23, 12 parameters",
-        "  stem: dormant",
+        "  stem: dormant (seeds grow beside the block)",
+    ]
+
+
+def test_printed_slots_say_whether_widening_adds_to_the_models_own_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    add_slots(model, ["0>2", "4"], torch.randn(2, 4))
+    assert str(slots(model)).splitlines() == [
+        "0>2: dormant; widening adds hidden units to the model's own layers",
+        "4: dormant; seeds grow beside the block",
     ]
 
 

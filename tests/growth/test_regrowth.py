@@ -285,7 +285,7 @@ def test_fossils_are_listed_with_the_trainable_parameters(
     assert capsys.readouterr().out.splitlines()[1:] == [
         "  blocks.0: dormant; grown: widen_large, norm",
         "  blocks.1: mlp_small, germinated, alpha 0.00, 45 parameters; grown: norm",
-        "  stem: dormant",
+        "  stem: dormant (seeds grow beside the block)",
     ]
 
 

@@ -95,7 +95,8 @@ def grow(
             residual blocks, or ``{"parameters": 100_000}``. The best epoch at that size counts.
         fractions: The fractions of the budget at which it grows.
         at: Names of the blocks and pairs of layers that get slots; None for up to 12 that
-            :func:`esper.find_slots` finds (see :func:`~esper.growing.slots.choose_slots`).
+            :func:`esper.find_slots` finds (see :func:`~esper.growing.slots.choose_slots`). Seeds
+            on a single layer grow beside it; name its pair to widen the layer itself.
         optimizer: ``"adamw"``, ``"adam"``, ``"sgd"``, an optimizer of the given model, which is
             copied with it, or a function of parameters that returns one.
         scheduler: A scheduler of that optimizer, or a function of an optimizer that returns one. It

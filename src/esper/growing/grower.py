@@ -110,7 +110,8 @@ class Grower:
             controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name
                 of a simple controller, or a controller.
             at: Blocks and pairs of layers that get slots; None for the model's own or, without
-                any, for up to 12 that :func:`esper.find_slots` finds.
+                any, for up to 12 that :func:`esper.find_slots` finds. Seeds on a single layer
+                grow beside it; name its pair to widen the layer itself.
             sample_input: Input of the model, as for :func:`esper.add_slots`, of as many samples as
                 a batch has; None to take it from the first training step.
             price: Price of the FLOPs of plain training, in score. At 0 the controller never ends

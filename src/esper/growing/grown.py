@@ -72,6 +72,9 @@ class GrowthSummary:
     """The slot and the blueprint of each seed in the returned model."""
     germinated_after: tuple[int, ...] = ()
     """Epochs trained before each of them germinated; empty if that is unknown."""
+    widened_beside: tuple[str, ...] = ()
+    """The slots of the returned model where widening added a branch beside the block, whose own
+    layers are as wide as before."""
     full_slots: tuple[str, ...] = ()
     """The slots of the returned model that have all hidden units that they may have."""
     max_widening: float | None = None
@@ -116,6 +119,7 @@ class GrowthSummary:
         return (
             self._result(),
             self._growth(),
+            *self._beside(),
             *self._limits(),
             self._cost(),
             *([self.expectation] if self.expectation else []),
@@ -165,6 +169,15 @@ class GrowthSummary:
         return (
             f"Grown: {seeds}; {self.parameters_before:,} parameters became "
             f"{self.parameters_after:,} ({added:+,})."
+        )
+
+    def _beside(self) -> tuple[str, ...]:
+        if not self.widened_beside:
+            return ()
+        return (
+            f"Widening in {listed(list(self.widened_beside))} added a branch beside it, so its own "
+            "width is as before; esper.find_slots lists pairs of layers, such as 'a>b', that can "
+            "be widened themselves.",
         )
 
     def _limits(self) -> tuple[str, ...]:

@@ -174,7 +174,8 @@ class OwnModel:
         grower, kept = loop.grower, loop.kept
         before = loop.before
         was_kept = kept.epoch > 0 and self.objective.is_better(kept.evaluation.value, before.value)
-        model, seeds, full = kept.rebuild(self.given) if was_kept else Rebuilt(template, ())
+        rebuilt = kept.rebuild(self.given) if was_kept else Rebuilt(template, ())
+        model, seeds = rebuilt.model, rebuilt.seeds
         copy_modes(self.given, model)
         for parameter in model.parameters():
             parameter.grad = None
@@ -192,7 +193,8 @@ class OwnModel:
             budget_epochs=self.plan.n_epochs,
             seeds=seeds,
             germinated_after=germination_epochs(loop.timeline, seeds, kept.epoch),
-            full_slots=full,
+            full_slots=rebuilt.full_slots,
+            widened_beside=rebuilt.beside,
             max_widening=grower.slots.lives.growth_config.max_widening,
             max_parameters=self.max_parameters if grower.was_limited else None,
             was_kept=was_kept,

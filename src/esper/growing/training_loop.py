@@ -97,7 +97,8 @@ class Kept:
         seeds = tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
         # A slot that is full keeps its last seed; others absorb it and can grow again.
         full = tuple(name for name, slot in grown.items() if slot.seed and slot.is_full())
-        return Rebuilt(export(twin, committed_only=True), seeds, full)
+        beside = tuple(name for name, slot in grown.items() if slot.is_widened_beside)
+        return Rebuilt(export(twin, committed_only=True), seeds, full, beside)
 
 
 class Rebuilt(NamedTuple):
@@ -109,6 +110,8 @@ class Rebuilt(NamedTuple):
     """The slot and the blueprint of each seed in it."""
     full_slots: tuple[str, ...] = ()
     """The slots that have all hidden units that they may have."""
+    beside: tuple[str, ...] = ()
+    """The slots whose widening is a branch beside the block."""
 
 
 class TrainingLoop:

@@ -38,6 +38,10 @@ ATTRIBUTE = "_esper_slots"
 
 _LISTENERS = ("listeners", "action_listeners")
 
+WITHIN = "widening adds hidden units to the model's own layers"
+BESIDE = "seeds grow beside the block"
+"""Where seeds of a slot grow, in words."""
+
 DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
 """The model attribute that names what DistributedDataParallel leaves alone when it wraps it."""
 
@@ -112,6 +116,13 @@ class HostSlots(Mapping[str, SeedSlot]):
     def __repr__(self) -> str:
         stages = ", ".join(f"{name}: {self.lives[name].stage.name.lower()}" for name in self)
         return f"HostSlots({stages})"
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{name}: {self.lives[name].stage.name.lower()}; "
+            + (WITHIN if slot.site.can_widen else BESIDE)
+            for name, slot in self.items()
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostSlots:
         """Copy the slots together with their model, without listeners."""

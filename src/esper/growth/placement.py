@@ -18,7 +18,15 @@ from esper.growth.block_paths import find_path
 from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
 from esper.growth.dry_run import Call, SampleInput, count_inference_calls, record_calls, tensors_in
 from esper.growth.footprint import count_flops
-from esper.growth.host_slots import ATTRIBUTE, HostSlots, own_slots, slots, unwrapped
+from esper.growth.host_slots import (
+    ATTRIBUTE,
+    BESIDE,
+    WITHIN,
+    HostSlots,
+    own_slots,
+    slots,
+    unwrapped,
+)
 from esper.growth.modules import (
     count_parameters,
     module_names,
@@ -54,7 +62,8 @@ def add_slots(
     Args:
         model: Any module.
         at: Names of submodules, as in ``model.named_modules()``, and of pairs of layers:
-            ``"producer>consumer"``, with ``+`` between several consumers of the same units.
+            ``"producer>consumer"``, with ``+`` between several consumers of the same units. Seeds
+            on a single layer grow beside it; name its pair to widen the layer itself.
         sample_input: Input for the model: a tensor, a tuple of arguments or a mapping of keyword
             arguments. Preferably a batch of at least two samples.
         growth_config: Minimum number of epochs a seed spends in each stage.
@@ -314,6 +323,7 @@ def print_trainable_parameters(model: nn.Module) -> None:
         life = slot.life
         fossils = ", ".join(fossil.blueprint for fossil in life.fossils)
         grown = f"; grown: {fossils}" if fossils else ""
+        grown += "" if slot.site.can_widen else f" ({BESIDE})"
         if life.stage == Stage.DORMANT:
             print(f"  {name}: dormant{grown}")
             continue
@@ -422,8 +432,8 @@ class ProposalKind(IntEnum):
 
 
 _REASONS = {
-    ProposalKind.WIDTH: "widening adds hidden units to the model's own layers",
-    ProposalKind.BLOCK: "widening cannot be merged, so seeds grow beside the block",
+    ProposalKind.WIDTH: WITHIN,
+    ProposalKind.BLOCK: f"widening cannot be merged, so {BESIDE}",
     ProposalKind.STACK: "the block holds other proposed blocks, which are better places",
 }
 
@@ -460,7 +470,7 @@ class SlotProposal:
     @property
     def can_widen(self) -> bool:
         """Whether a widening seed can be merged into the model's own layers."""
-        return self.site.path is not None or self.site.pair is not None
+        return self.site.can_widen
 
     def __repr__(self) -> str:
         return f"SlotProposal({_row_text(_cells(self))})"
@@ -561,7 +571,7 @@ def find_slots(model: nn.Module, sample_input: SampleInput) -> SlotProposals:
 def _kind_of(
     site: SlotSite, sites: list[SlotSite], modules: Mapping[str, nn.Module]
 ) -> ProposalKind:
-    if site.path is not None or site.pair is not None:
+    if site.can_widen:
         return ProposalKind.WIDTH
     inside = [
         modules[other.name]

@@ -222,6 +222,12 @@ class SeedSlot(BlockWrapper):
         limit = self._lives.growth_config.max_widening
         return self.site.limited(limit).widened(units)
 
+    @property
+    def is_widened_beside(self) -> bool:
+        """Whether hidden units were added in a branch beside the block, not to its own layers."""
+        seeds = [*(part.seed for part in self.absorbed), self.seed]
+        return not self.site.can_widen and any(isinstance(seed, WidenSeed) for seed in seeds)
+
     def is_full(self) -> bool:
         """Return whether the block, with the seed, has all hidden units that it may have."""
         return self._site_after(self.life.units + self._added_units()).room == 0

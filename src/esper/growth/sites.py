@@ -263,6 +263,14 @@ class SlotSite:
     """Whether only copies of the block grow here, because slots inside it widen its layers."""
 
     @property
+    def can_widen(self) -> bool:
+        """Whether widening adds hidden units to the model's own layers.
+
+        Seeds on other blocks, such as a single layer, grow beside the block.
+        """
+        return self.path is not None or self.pair is not None
+
+    @property
     def hidden(self) -> int:
         """Hidden units of the block or the pair; 0 if they were not recognized."""
         if self.pair is not None:
