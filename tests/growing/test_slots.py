@@ -54,6 +54,8 @@ def test_a_block_around_layers_that_can_be_widened_grows_deeper_alone() -> None:
     for layer in ("encoder.layers.0", "encoder.layers.1"):
         assert fits[layer] == {"deepen"}
         assert "widen_huge" in fits[f"{layer}.linear1>{layer}.linear2"]
+    lines = dict(line.split(": dormant; ") for line in str(esper.slots(twin)).splitlines())
+    assert lines["encoder.layers.0"] == "copies of the block grow behind it"
     with pytest.raises(SlotError, match="slots inside it widen its layers"):
         esper.slots(twin).germinate("encoder.layers.1", "widen_large")
     assert esper.slots(twin).germinate("encoder.layers.0", "deepen").was_done

@@ -40,6 +40,7 @@ _LISTENERS = ("listeners", "action_listeners")
 
 WITHIN = "widening adds hidden units to the model's own layers"
 BESIDE = "seeds grow beside the block"
+BEHIND = "copies of the block grow behind it"
 """Where seeds of a slot grow, in words."""
 
 DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
@@ -119,8 +120,7 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{name}: {self.lives[name].stage.name.lower()}; "
-            + (WITHIN if slot.site.can_widen else BESIDE)
+            f"{name}: {self.lives[name].stage.name.lower()}; {place_of(slot.site)}"
             for name, slot in self.items()
         )
 
@@ -467,6 +467,13 @@ class HostSlots(Mapping[str, SeedSlot]):
             setattr(self.model, DDP_IGNORES, sorted(names | others))
         else:
             self.model.__dict__.pop(DDP_IGNORES, None)
+
+
+def place_of(site: SlotSite) -> str:
+    """Return where the seeds of a slot grow, in words."""
+    if site.can_widen:
+        return WITHIN
+    return BEHIND if site.is_for_depth else BESIDE
 
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:

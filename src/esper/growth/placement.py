@@ -24,6 +24,7 @@ from esper.growth.host_slots import (
     WITHIN,
     HostSlots,
     own_slots,
+    place_of,
     slots,
     unwrapped,
 )
@@ -323,7 +324,7 @@ def print_trainable_parameters(model: nn.Module) -> None:
         life = slot.life
         fossils = ", ".join(fossil.blueprint for fossil in life.fossils)
         grown = f"; grown: {fossils}" if fossils else ""
-        grown += "" if slot.site.can_widen else f" ({BESIDE})"
+        grown += "" if slot.site.can_widen else f" ({place_of(slot.site)})"
         if life.stage == Stage.DORMANT:
             print(f"  {name}: dormant{grown}")
             continue
