@@ -149,6 +149,13 @@ def test_the_numbers_of_training_are_those_of_the_run(done_run: Run) -> None:
     assert facts["origin"]["command"] in card
 
 
+def test_a_card_tells_of_lessons(done_run: Run) -> None:
+    facts = facts_of(controller_of(done_run))
+    taught = {**facts, "origin": {**facts["origin"], "lesson_hosts": 1200, "lesson_schedules": 5}}
+    assert "each grown by" not in write_card(facts)
+    assert "from 1,200 networks, each grown by 5 schedules. It learned by PPO" in write_card(taught)
+
+
 def test_the_trials_of_a_run_are_claims(done_run: Run) -> None:
     assert done_run.summary is not None
     ends = {"fixed": (0.02, 0.01, 0.03), "wait": (-0.02, -0.03, -0.01), "random": (0.0, -0.1, 0.1)}

@@ -133,10 +133,12 @@ def _shipped_sentence(run_done: Run) -> str:
         return ""
     n_epochs = origin["rounds"] * origin["envs"] * origin["n_steps"]
     own = run_done.rounds_done * config.envs * config.n_steps
+    n_lessons = origin.get("lesson_hosts", 0) * origin.get("lesson_schedules", 0)
+    lessons = f"{n_lessons:,} trainings and " if n_lessons else ""
     return (
         f"This controller learned from {own:,} epochs of networks, all of {config.task}. Without "
-        f"--controller, Esper uses {shipped.label}, which learned from {n_epochs:,} epochs of "
-        f"networks of {origin['task']}."
+        f"--controller, Esper uses {shipped.label}, which learned from {lessons}{n_epochs:,} "
+        f"{'more ' if lessons else ''}epochs of networks of {origin['task']}."
     )
 
 

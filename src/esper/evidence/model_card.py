@@ -209,6 +209,11 @@ def _identity(facts: Mapping[str, Any]) -> str:
     price = ""
     if budget["flop_price"]:  # otherwise compute is free, or the task draws prices
         price = f" and a price of {budget['flop_price']:g} for the FLOPs of a reference run"
+    if "lesson_hosts" in origin:
+        what += (
+            f" It first learned what growth is worth at any price from {origin['lesson_hosts']:,} "
+            f"networks, each grown by {many(origin['lesson_schedules'], 'schedule')}."
+        )
     return (
         f"{what} It learned by PPO on `{origin['task']}`{options}: {n_epochs:,} epochs of networks "
         f"in {many(origin['rounds'], 'round')}, with at most {many(budget['n_epochs'], 'epoch')} "

@@ -46,6 +46,7 @@ from esper.training.setup import stream_seed
 
 N_BLOCKS, BLOCK = 24, 64
 """Blocks of hosts that are grown, and the hosts of each."""
+N_HOSTS = N_BLOCKS * BLOCK
 N_PASSES, BATCH = 24, 32
 """Passes over all hosts, and the hosts of each step of the optimizer."""
 LEARNING_RATE, MAX_GRAD_NORM = 6e-3, 0.5

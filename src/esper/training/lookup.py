@@ -28,9 +28,11 @@ from esper.tamiyo import (
     load_shipped,
     make_controller,
 )
+from esper.tamiyo.controllers.price_schedule import SCHEDULES
 from esper.tamiyo.controllers.progressive import progressive
 from esper.tamiyo.controllers.saved import require_observations
 from esper.tamiyo.policy.observations import ObservationLayout
+from esper.training.lessons import N_HOSTS
 from esper.training.run import Run
 from esper.training.state import require_saved_config
 
@@ -227,6 +229,8 @@ def _origin(run: Run) -> dict[str, Any]:
         "n_steps": config.n_steps,
         "command": training_command(config),
     }
+    if config.first_policy == "taught":
+        origin["lesson_hosts"], origin["lesson_schedules"] = N_HOSTS, len(SCHEDULES)
     if summary is not None:
         origin["comparison"] = list(summary.sentences)
     return origin

@@ -24,7 +24,7 @@ from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
-from esper.training.lessons import BLOCK, N_BLOCKS, teach
+from esper.training.lessons import N_HOSTS, teach
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import (
     RoundTiming,
@@ -176,9 +176,8 @@ class Trainer:
         assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
 
         def show(share: float) -> None:
-            n_hosts = N_BLOCKS * BLOCK
             self._output.show_trial(
-                TrialProgress(arm="lessons", purpose="lessons", n_hosts=n_hosts, share=share)
+                TrialProgress(arm="lessons", purpose="lessons", n_hosts=N_HOSTS, share=share)
             )
 
         teach(self.config, self.task, policy, show, self.stop.check)
