@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.observations import (
     HISTORY,
     HOST_FEATURES,
+    MOST_BATCHES,
     SLOT_FEATURES,
     TENSOR_KINDS,
     HostFacts,
@@ -27,6 +29,7 @@ from esper.tamiyo.policy.observations import (
     squash,
     unsquash,
 )
+from esper.tasks.prior import family
 
 CONFIG = SlotConfig(("early", "late"))
 LAYOUT = ObservationLayout(CONFIG)
@@ -185,11 +188,16 @@ SLOT_EXTREMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+HIGHEST = {"batches_per_epoch": 2 * math.log(12) / math.log(1000) - 1}
+"""The largest value of features that never reach 1."""
+
+
 @pytest.mark.parametrize("name", [name for name in HOST_FEATURES if name in HOST_EXTREMES])
 def test_each_host_feature_reaches_both_limits(name: str) -> None:
     low, high = HOST_EXTREMES[name]
     assert LAYOUT.host(encode(low, {}), name)[0] == pytest.approx(HOST_FEATURES[name][0], abs=1e-6)
-    assert LAYOUT.host(encode(high, {}), name)[0] == pytest.approx(1.0, abs=1e-6)
+    highest = HIGHEST.get(name, 1.0)
+    assert LAYOUT.host(encode(high, {}), name)[0] == pytest.approx(highest, abs=1e-6)
 
 
 def test_only_derived_features_have_no_limits_of_their_own() -> None:
@@ -247,6 +255,13 @@ def test_what_a_slot_grew_and_could_grow_is_relative() -> None:
     assert LAYOUT.slot(observation, "step_size")[0] == pytest.approx([1 / 3, 0.0])
 
 
+def test_long_epochs_and_epochs_of_unknown_length_look_like_the_longest_of_the_prior() -> None:
+    assert MOST_BATCHES == family.MOST_BATCHES
+    same = [encode({"n_batches": n}, {}) for n in (MOST_BATCHES, 13, 5000, 0)]
+    assert all(np.array_equal(each, same[0]) for each in same)
+    assert not np.array_equal(encode({"n_batches": MOST_BATCHES - 1}, {}), same[0])
+
+
 def test_features_before_the_first_epoch_are_neutral() -> None:
     unknown = dict.fromkeys(("train_losses", "validation_losses", "scores"), history())
     unknown |= {"scores": history(0.5), "best_score": 0.5, "best_loss": NAN, "first_loss": NAN}
@@ -255,7 +270,7 @@ def test_features_before_the_first_epoch_are_neutral() -> None:
     for name in ("train_loss", "validation_loss"):
         assert LAYOUT.host(observation, name)[0] == 0.5
     by_prefix = [n for n in HOST_FEATURES if n.startswith(("loss_", "gradient_", "error_"))]
-    for name in (*by_prefix, "train_slope", "data_per_parameter", "batches_per_epoch"):
+    for name in (*by_prefix, "train_slope", "data_per_parameter"):
         assert LAYOUT.host(observation, name)[0] == 0.0, name
 
 

@@ -42,6 +42,10 @@ MOST_EPOCHS = 1000.0
 SLOPE = 10.0
 """Factor of changes per epoch, which are a few percent."""
 
+MOST_BATCHES = 12
+"""The largest number of batches that is observed. The prior's tasks have at most as many, and a
+policy cannot know what more would mean."""
+
 PRICE_SCALE = 10.0
 """Factor of prices, most of which are below 0.3."""
 
@@ -102,7 +106,11 @@ HOST_FEATURES: dict[str, tuple[float, str]] = {
         -1.0,
         "training samples for each parameter of the host, on a log scale from 0.001 to 1,000",
     ),
-    "batches_per_epoch": (-1.0, "batches of an epoch, on a log scale from 1 to 1,000"),
+    "batches_per_epoch": (
+        -1.0,
+        "batches of an epoch, 12 if there are more or it is not known yet, on a log scale from 1 "
+        "to 1,000",
+    ),
     "task_epochs": (-1.0, "epochs of the budget, on a log scale from 1 to 1,000"),
     "task_slots": (-1.0, "slots of the host, on a log scale from 1 to 64"),
     "price": (0.0, "squashed FLOP price, times ten"),
@@ -372,13 +380,13 @@ def host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
         }
     )
     n_samples = np.where(hosts.n_samples > 0, hosts.n_samples, np.nan)
-    n_batches = np.where(hosts.n_batches > 0, hosts.n_batches, np.nan)
+    n_batches = np.where(hosts.n_batches > 0, hosts.n_batches, MOST_BATCHES)
     sheet.log_scale(
         {
             "epochs_left": (hosts.n_epochs - hosts.epoch, 1.0, 100.0),
             "error": (errors[:, -1], LEAST_ERROR, MOST_ERROR),
             "data_per_parameter": (n_samples / np.maximum(hosts.n_parameters, 1), 1e-3, 1e3),
-            "batches_per_epoch": (n_batches, 1.0, 1e3),
+            "batches_per_epoch": (np.minimum(n_batches, MOST_BATCHES), 1.0, 1e3),
             "task_epochs": (hosts.n_epochs, 1.0, MOST_EPOCHS),
             "task_slots": ((slots.kind >= 0).sum(1), 1.0, 64.0),
         },
