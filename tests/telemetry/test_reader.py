@@ -229,6 +229,7 @@ ADDED_IN_6 = [
         *("alone_scores", "alone_final_score"),
     )
 ]
+ADDED_IN_7 = [("episodes", name) for name in ("schedule_scores", "schedule_final_score")]
 
 
 def test_columns_missing_in_an_older_version_are_none_and_it_cannot_be_written(
@@ -239,7 +240,7 @@ def test_columns_missing_in_an_older_version_are_none_and_it_cannot_be_written(
         writer.write_many([record, notice(3)])
     connection = sqlite3.connect(path)
     connection.execute("ALTER TABLE evaluations DROP COLUMN fixed_reward")
-    for table, column in (*ADDED_IN_3, *ADDED_IN_5, *ADDED_IN_6):
+    for table, column in (*ADDED_IN_3, *ADDED_IN_5, *ADDED_IN_6, *ADDED_IN_7):
         connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     connection.execute("PRAGMA user_version = 1")
     connection.close()

@@ -15,6 +15,8 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
 from esper.lifecycle.stages import Stage
 from esper.simic.rollout import VectorCollector
 from esper.simic.rollout.collector import CollectedStep
+from esper.tamiyo import WaitController
+from esper.tamiyo.controllers.price_schedule import PriceSchedule
 from esper.tasks import Task, make_task
 from esper.telemetry.records import (
     EpisodeRecord,
@@ -193,8 +195,9 @@ def test_rolled_back_hosts_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(record.draw_seed == draws[record.env, record.episode] for record in known)
 
 
-def test_episodes_record_what_was_drawn_and_the_same_host_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("form", ["paired", "scheduled"])
+def test_episodes_record_what_was_drawn_and_the_rival_that_rewards_are_relative_to(
+    monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     task = make_task("prior", kind="rings", n_epochs=3)
     monkeypatch.setattr(setup, "make_task", lambda *_, **__: task)
@@ -208,7 +211,7 @@ def test_episodes_record_what_was_drawn_and_the_same_host_left_alone(
         ppo__n_minibatches=1,
         budget__flop_price=0.0,
         budget__parameter_rent=0.0,
-        rewards__reward="paired",
+        rewards__reward=form,
         evaluation__n_eval_episodes=1,
     )
     seen = Seen()
@@ -217,26 +220,33 @@ def test_episodes_record_what_was_drawn_and_the_same_host_left_alone(
     episodes = of(seen, EpisodeRecord)
     # Their environments have other hosts by the time they are recorded.
     assert {one.env for one in episodes} == {0, 1}
-    waits = np.zeros((1, len(HEAD_NAMES)), np.int64)
-    assert Op.WAIT == 0
     for record in episodes:
         draw = task.sample(record.draw_seed)
         assert (record.title, json.loads(record.facts)) == (draw.title, draw.facts)
         assert (record.budget_epochs, record.flop_price) == (3, draw.flop_price)
-        alone = GrowthEpisodes(task, [record.draw_seed])
-        (group,) = alone.hosts.groups
+        same = GrowthEpisodes(task, [record.draw_seed])
+        (group,) = same.hosts.groups
         assert tuple(json.loads(record.slot_names)) == group.population.slot_config.slot_ids
-        scores = [alone.records.score[0]]
+        rival = WaitController() if form == "paired" else PriceSchedule(same.layout)
+        scores, starts = [same.records.score[0]], np.ones(1, np.bool_)
+        rival.start(1)
         for _ in range(3):
-            result = alone.step(waits)
-            scores.append(alone.records.score[0])
-        assert json.loads(record.alone_scores) == pytest.approx(scores, abs=1e-6)
-        assert record.alone_final_score == pytest.approx(result.final_scores[0], abs=1e-6)
+            same.step(rival.act(same.observe(), same.masks(), starts))
+            starts = np.zeros(1, np.bool_)
+            scores.append(same.records.score[0])
+        columns = {
+            "paired": (record.alone_scores, record.alone_final_score),
+            "scheduled": (record.schedule_scores, record.schedule_final_score),
+        }
+        recorded, final = columns.pop(form)
+        assert json.loads(recorded) == pytest.approx(scores, abs=1e-6)
+        assert final == pytest.approx(same.records.final_score[0], abs=1e-6)
+        assert list(columns.values()) == [(None, None)]
     (run,) = of(seen, RunRecord)
     assert json.loads(run.host) == []
 
 
-def test_without_paired_rewards_no_host_left_alone_is_recorded() -> None:
+def test_without_relative_rewards_no_rival_is_recorded() -> None:
     seen = Seen()
     trainer, _, _ = make_trainer(CONFIG, seen)
     trainer.run()
@@ -246,6 +256,7 @@ def test_without_paired_rewards_no_host_left_alone_is_recorded() -> None:
         draw = trainer.task.sample(record.draw_seed)
         assert (record.title, json.loads(record.facts)) == (draw.title, draw.facts)
         assert (record.alone_scores, record.alone_final_score) == (None, None)
+        assert (record.schedule_scores, record.schedule_final_score) == (None, None)
         assert (record.budget_epochs, record.flop_price) == (5, CONFIG.budget.flop_price)
         assert record.slot_names == run.slots
 

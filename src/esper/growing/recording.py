@@ -300,6 +300,8 @@ class Recording:
             flop_price=self._config.budget.flop_price,
             alone_scores=None,
             alone_final_score=None,
+            schedule_scores=None,
+            schedule_final_score=None,
         )
 
     def _end(self) -> None:

@@ -67,9 +67,10 @@ def plot_episode(detail: EpisodeDetail, *, title: str = "") -> Figure:
 def _draw_score(axis: Any, detail: EpisodeDetail) -> None:
     points = [(step["epoch"], step["score"]) for step in detail["steps"]]
     axis.plot([x for x, _ in points], [y for _, y in points], color="black", label="validation")
-    alone = [(epoch, score) for epoch, score in enumerate(detail["alone_scores"]) if epoch > 0]
-    if alone:
-        axis.plot(*zip(*alone, strict=True), color="#8a8f94", linewidth=0.9, label="left alone")
+    rivals = {"left alone": detail["alone_scores"], "fixed schedule": detail["schedule_scores"]}
+    for label, (_, *after) in ((label, scores) for label, scores in rivals.items() if scores):
+        epochs = range(1, len(after) + 1)
+        axis.plot(epochs, after, color="#8a8f94", linewidth=0.9, label=label)
     result = detail["result"]
     if result is not None and result["final_score"] is not None:
         axis.plot(

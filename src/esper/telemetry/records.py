@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Increases with every change of tables, columns or indexes. Older versions can still be read."""
 
 T = TypeVar("T")
@@ -342,6 +342,15 @@ class EpisodeRecord:
     )
     alone_final_score: float | None = column(
         "Final score of the same host left alone; none unless rewards are paired.", since=6
+    )
+    schedule_scores: str | None = column(
+        "Validation scores of the same host grown by the fixed schedule that suits its price, as "
+        "in `alone_scores`: a JSON list; none unless rewards are scheduled.",
+        since=7,
+    )
+    schedule_final_score: float | None = column(
+        "Final score of the same host grown by that schedule; none unless rewards are scheduled.",
+        since=7,
     )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.arrays import Floats, Integers
+from esper.config.growth import RewardForm
 from esper.environment import GrowthVectorEnv
 from esper.environment.episodes import SlotOutcome, StepResult
 from esper.environment.rewards import REWARD_TERMS
@@ -55,24 +56,33 @@ class HostsBefore:
     n_epochs: Integers
     """``[E]`` epochs of the budget."""
     flop_prices: Floats
-    alone_scores: Floats
-    """``[E, T]`` as in :class:`EpisodeRecords`; T is 0 unless rewards are paired."""
-    alone_final_scores: Floats
+    reward: RewardForm
+    rival_scores: Floats
+    """``[E, T]`` as in :class:`EpisodeRecords`."""
+    rival_final_scores: Floats
 
     def describe(self, env: int) -> dict[str, Any]:
-        """Return what was drawn for a host and how it does if left alone, by column."""
+        """Return what was drawn for a host and how its rival does, by column."""
         draw, n_epochs = self.draws[env], int(self.n_epochs[env])
-        is_paired = self.alone_scores.shape[1] > 0
-        alone: list[float] = self.alone_scores[env, : n_epochs + 1].round(6).tolist()
         return {
             "title": draw.title or None,
             "facts": json.dumps(dict(draw.facts), default=float) if draw.facts else None,
             "slot_names": json.dumps(self.slot_configs[env].slot_ids[: int(self.n_slots[env])]),
             "budget_epochs": n_epochs,
             "flop_price": float(self.flop_prices[env]),
-            "alone_scores": json.dumps(alone) if is_paired else None,
-            "alone_final_score": float(self.alone_final_scores[env]) if is_paired else None,
+            **self._describe_rival(env, n_epochs),
         }
+
+    def _describe_rival(self, env: int, n_epochs: int) -> dict[str, Any]:
+        """Return the scores of a host's rival; columns of the other kind of rival are None."""
+        scores: list[float] = self.rival_scores[env, : n_epochs + 1].round(6).tolist()
+        columns: dict[str, Any] = {}
+        for name, form in (("alone", "paired"), ("schedule", "scheduled")):
+            is_rival = self.reward == form
+            columns[f"{name}_scores"] = json.dumps(scores) if is_rival else None
+            final = float(self.rival_final_scores[env]) if is_rival else None
+            columns[f"{name}_final_score"] = final
+        return columns
 
 
 class StepRecorder:
@@ -101,7 +111,7 @@ class StepRecorder:
     def before(self) -> HostsBefore:
         """Return the hosts before a step, for :meth:`records`."""
         growth = self._envs.growth
-        records, is_paired = growth.records, growth.rewards.reward == "paired"
+        records = growth.records
         return HostsBefore(
             slots=growth.slot_outcome(),
             slot_configs=growth.hosts.slot_configs(),
@@ -110,8 +120,9 @@ class StepRecorder:
             draws=growth.draws,
             n_epochs=records.n_epochs.copy(),
             flop_prices=records.flop_price.copy(),
-            alone_scores=records.rival_scores[:, : None if is_paired else 0].copy(),
-            alone_final_scores=records.rival_final_score.copy(),
+            reward=growth.rewards.reward,
+            rival_scores=records.rival_scores.copy(),
+            rival_final_scores=records.rival_final_score.copy(),
         )
 
     def records(

@@ -195,6 +195,7 @@ class Simulation:
             budget_epochs=N_EPOCHS,
             flop_price=0.1,
             **dict.fromkeys(("title", "facts", "alone_scores", "alone_final_score")),
+            **dict.fromkeys(("schedule_scores", "schedule_final_score")),
         )
         if self._is_paired:
             ended = self._pair(ended)

@@ -120,6 +120,22 @@ def test_an_episode_says_what_was_drawn_and_how_the_host_does_alone(tmp_path: Pa
     assert n_over > 5
 
 
+def test_an_episode_says_how_the_schedule_grows_the_same_host(tmp_path: Path) -> None:
+    records = simulate(n_rounds=3, seed=1)
+    (first, *_) = [one for one in records if isinstance(one, EpisodeRecord)]
+    scores = {"schedule_scores": "[0.1, NaN, 0.5]", "schedule_final_score": 0.5}
+    changed = replace(first, final_score=0.75, **scores)
+    records = [changed if one is first else one for one in records]
+    with stored(tmp_path, records) as telemetry:
+        found = detail_of(telemetry, first.env, first.episode)
+    assert (found["alone_scores"], found["schedule_scores"]) == ([], [0.1, None, 0.5])
+    result = found["result"]
+    assert result is not None
+    assert (result["gain"], result["schedule_final_score"]) == (None, 0.5)
+    assert result["schedule_gain"] == 0.25
+    assert found["reward"] == "dense"
+
+
 def test_a_host_has_its_own_slots_and_their_names(tmp_path: Path) -> None:
     records = simulate(n_rounds=3, seed=1)
     (first, *_) = [one for one in records if isinstance(one, EpisodeRecord)]

@@ -118,6 +118,7 @@ def test_an_episode_is_as_recorded_with_its_fossilized_seeds(tmp_path: Path) -> 
         assert one.pop("n_grown") == len(grown[record.env, record.episode])  # type: ignore[misc]
         assert one.pop("draw_seed") == str(record.draw_seed)  # type: ignore[misc]
         assert one.pop("gain") is None  # type: ignore[misc]
+        assert one.pop("schedule_gain") is None  # type: ignore[misc]
         assert one == {name: getattr(record, name) for name in one}
 
 

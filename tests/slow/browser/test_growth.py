@@ -56,7 +56,7 @@ class Recorded:
         row, op = self.steps[step], self.op(step)
         words = [op.replace("_", " ")]
         if "blueprint" in self.reads[op]:
-            words.append(self.names["blueprint"][row["blueprint"]])
+            words.append(self.names["blueprint"][row["blueprint"]].replace("_", " "))
         if "slot" in self.reads[op]:
             words += ["in" if "blueprint" in self.reads[op] else "at", self.slots[row["slot"]]]
         return " ".join(words)
@@ -232,7 +232,7 @@ def test_masked_choices_and_unread_heads_are_marked(visitor: Visitor, grown: Rec
 
 def test_scrubbing_changes_the_decision_and_the_network(visitor: Visitor, grown: Recorded) -> None:
     step, slot = germination(grown)
-    blueprint = grown.names["blueprint"][grown.steps[step]["blueprint"]]
+    blueprint = grown.names["blueprint"][grown.steps[step]["blueprint"]].replace("_", " ")
     visitor.go(grown.address)
     slider = visitor.page.locator(".player input")
     slider.fill(str(step - 1))

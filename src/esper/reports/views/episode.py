@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
+from esper.config.growth import RewardForm
 from esper.errors import TelemetryError
 from esper.lifecycle.stages import Stage
 from esper.reports.views.episodes import Episode, ended_episode
@@ -323,6 +324,10 @@ class EpisodeDetail(TypedDict):
     alone_scores: list[float | None]
     """Validation scores of the same host left alone, before training and after each epoch; empty
     if not recorded."""
+    schedule_scores: list[float | None]
+    """The same for that host grown by the fixed schedule."""
+    reward: RewardForm | None
+    """What rewards are relative to; None if the run's settings are not recorded."""
     result: Episode | None
     slots: list[str]
     steps: list[Step]
@@ -387,6 +392,7 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
         "has_steps": bool(steps),
         "n_epochs_max": _budget_epochs(rows.ended, run),
         **_describe_problem(rows.ended),
+        "reward": None if run is None else settings_of(run).rewards.reward,
         "result": rows.result,
         "slots": names.slots,
         "steps": steps,
@@ -429,20 +435,28 @@ class _Problem(TypedDict):
     settings: str | None
     facts: dict[str, float | None]
     alone_scores: list[float | None]
+    schedule_scores: list[float | None]
 
 
 def _describe_problem(ended: EpisodeRecord | None) -> _Problem:
     if ended is None:
-        return {"problem": None, "settings": None, "facts": {}, "alone_scores": []}
+        nothing: dict[str, Any] = {"problem": None, "settings": None, "facts": {}}
+        return _Problem(**nothing, alone_scores=[], schedule_scores=[])
     facts: dict[str, Any] = json.loads(ended.facts or "{}")
-    alone: list[Any] = json.loads(ended.alone_scores or "[]")
     numbers = {name: finite(value) for name, value in facts.items()}
     return {
         "problem": ended.title,
         "settings": _describe_settings(ended, numbers),
         "facts": numbers,
-        "alone_scores": [finite(score) for score in alone],
+        "alone_scores": _scores(ended.alone_scores),
+        "schedule_scores": _scores(ended.schedule_scores),
     }
+
+
+def _scores(text: str | None) -> list[float | None]:
+    """Return recorded scores, none if there are none."""
+    scores: list[Any] = json.loads(text or "[]")
+    return [finite(score) for score in scores]
 
 
 def _describe_settings(ended: EpisodeRecord, facts: dict[str, float | None]) -> str | None:

@@ -50,6 +50,10 @@ class Episode(TypedDict):
     """Final score of the same host left alone, if recorded."""
     gain: float | None
     """The final score minus that."""
+    schedule_final_score: float | None
+    """Final score of the same host grown by the fixed schedule, if recorded."""
+    schedule_gain: float | None
+    """The final score minus that."""
     flops: float | None
     n_epochs: int
     host_parameters: int
@@ -103,27 +107,31 @@ def episode_list(
         if order == "typical":
             values["median"] = _median_return(telemetry, where, values)
         values |= {"limit": limit, "offset": offset}
-        alone = telemetry.column_sql(EpisodeRecord, "alone_final_score")
-        by = by.format(alone=alone)
-        sql = f"SELECT {_COLUMNS}, {alone} FROM episodes WHERE {where} ORDER BY {by}"
+        by = by.format(alone=telemetry.column_sql(EpisodeRecord, "alone_final_score"))
+        sql = f"{_select_sql(telemetry)} WHERE {where} ORDER BY {by}"
         rows = telemetry.select(f"{sql} LIMIT :limit OFFSET :offset", **values)
         return {"total": total, "episodes": _episodes(telemetry, rows)}
 
 
 def ended_episode(telemetry: RunTelemetry, env: int, episode: int) -> Episode | None:
     """Return a finished episode, or None if it does not exist or has not ended."""
-    alone = telemetry.column_sql(EpisodeRecord, "alone_final_score")
-    sql = f"SELECT {_COLUMNS}, {alone} FROM episodes WHERE env = :env AND episode = :episode"
+    sql = f"{_select_sql(telemetry)} WHERE env = :env AND episode = :episode"
     rows = telemetry.select(sql, env=env, episode=episode)
     return next(iter(_episodes(telemetry, rows)), None)
 
 
 def last_episodes(telemetry: RunTelemetry) -> list[Episode]:
     """Return the last episode of each environment that has ended."""
-    alone = telemetry.column_sql(EpisodeRecord, "alone_final_score")
     last = "SELECT max(seq) FROM episodes GROUP BY env"
-    sql = f"SELECT {_COLUMNS}, {alone} FROM episodes WHERE seq IN ({last})"
+    sql = f"{_select_sql(telemetry)} WHERE seq IN ({last})"
     return _episodes(telemetry, telemetry.select(sql))
+
+
+def _select_sql(telemetry: RunTelemetry) -> str:
+    """Return the beginning of a query for the rows that :func:`_episodes` takes."""
+    rivals = ("alone_final_score", "schedule_final_score")
+    columns = [telemetry.column_sql(EpisodeRecord, name) for name in rivals]
+    return f"SELECT {_COLUMNS}, {', '.join(columns)} FROM episodes"
 
 
 def _episodes(telemetry: RunTelemetry, rows: list[tuple[Any, ...]]) -> list[Episode]:
@@ -140,8 +148,8 @@ def _episodes(telemetry: RunTelemetry, rows: list[tuple[Any, ...]]) -> list[Epis
 
 def _episode(row: tuple[Any, ...], n_grown: int) -> Episode:
     env, episode, round_, step, draw_seed, ep_rew, ep_len, score, flops, *others = row
-    n_epochs, host_parameters, seed_parameters, was_truncated, alone = others
-    own, other = finite(score), finite(alone)
+    n_epochs, host_parameters, seed_parameters, was_truncated, alone, schedule = others
+    own, left_alone, scheduled = finite(score), finite(alone), finite(schedule)
     return {
         "env": env,
         "episode": episode,
@@ -151,8 +159,10 @@ def _episode(row: tuple[Any, ...], n_grown: int) -> Episode:
         "ep_rew": finite(ep_rew),
         "ep_len": ep_len,
         "final_score": own,
-        "alone_final_score": other,
-        "gain": gain(own, other),
+        "alone_final_score": left_alone,
+        "gain": gain(own, left_alone),
+        "schedule_final_score": scheduled,
+        "schedule_gain": gain(own, scheduled),
         "flops": finite(flops),
         "n_epochs": n_epochs,
         "host_parameters": host_parameters,

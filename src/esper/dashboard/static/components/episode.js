@@ -1,11 +1,12 @@
 /** One episode: what came of it, its timeline, the chosen decision, and the network as it was then. */
 
 import { html, useCallback, useMemo, useState } from "../html.js";
-import { count, isNumber, many, number, signed } from "../format.js";
+import { count, many, number } from "../format.js";
 import { Decision, Outcomes } from "./decision.js";
 import { Empty } from "./messages.js";
 import { Network } from "./network.js";
 import { Player } from "./player.js";
+import { missingRival, rivalOf, rivalWords } from "./rival.js";
 import { Timeline, TimelineLegend } from "./timeline.js";
 
 /** Shows the view episode_detail. onStep is told which step is shown; with isKeyed, keys go through the steps. */
@@ -32,6 +33,7 @@ export function Episode({ detail, overview, firstStep = null, onStep = () => {},
       <${Timeline} ...${{ detail, isRunning }} step=${steps.length ? step : null} onStep=${choose} />
       ${steps.length > 0 && html`<${Player} ...${{ steps, step, onStep: choose, isKeyed }} />`}
       <${TimelineLegend} detail=${detail} />
+      <${MissingRival} detail=${detail} />
     </section>
     ${steps.length > 0 && html`<div class="episode-parts">
       <${Decision} step=${steps[step]} overview=${overview} slots=${detail.slots} soFar=${sums[step]} />
@@ -50,6 +52,11 @@ function Problem({ detail: { problem, settings } }) {
     class="muted">${settings}</span></span>`;
 }
 
+function MissingRival({ detail }) {
+  const words = missingRival(detail, rivalOf(detail));
+  return words && html`<p class="muted small" data-test="missing-rival">${words}</p>`;
+}
+
 function Outcome({ detail, isRunning }) {
   const { result } = detail;
   const taken = many(detail.steps.length, "step");
@@ -57,11 +64,12 @@ function Outcome({ detail, isRunning }) {
     const words = isRunning ? `in progress, ${taken} so far` : `unfinished when the run ended, after ${taken}`;
     return html`<span class="muted small outcome">${words}</span>`;
   }
+  const relative = detail.reward === "scheduled" ? " relative to the fixed schedule" : "";
   const seeds = result.seed_parameters ? ` + ${count(result.seed_parameters)}` : "";
   const words = [
-    `return ${number(result.ep_rew)}`,
+    `return ${number(result.ep_rew)}${relative}`,
     `final score ${number(result.final_score)}`,
-    ...(isNumber(result.gain) ? [`left alone ${number(result.alone_final_score)}, gain ${signed(result.gain)}`] : []),
+    ...rivalWords(rivalOf(detail)),
     many(result.n_epochs, "epoch"),
     `FLOPs ${number(result.flops, 2)}`,
     `${count(result.host_parameters)}${seeds} parameters`,

@@ -3,6 +3,7 @@
 import { html, useMemo } from "../html.js";
 import { STAGE_COLOURS } from "../colours.js";
 import { count, whole } from "../format.js";
+import { plain } from "../words.js";
 import { layoutHost, sideOf } from "./network_layout.js";
 import { fossilWords } from "./slot_table.js";
 import { stageFill } from "./stages.js";
@@ -53,7 +54,7 @@ function Slot({ group, plan, state }) {
   const wire = `${up}H${right - 12}Q${right} ${dock.y} ${right} ${dock.y + 12}V${plan.base}`;
   const stage = state?.stage ?? "dormant";
   return html`<g>
-    <title>${group.slot}: ${stage}${isLive ? `, ${state.blueprint}, alpha ${alpha.toFixed(2)}` : ""}${fossilWords(state ?? {})}</title>
+    <title>${group.slot}: ${stage}${isLive ? `, ${plain(state.blueprint)}, alpha ${alpha.toFixed(2)}` : ""}${fossilWords(state ?? {})}</title>
     <path class="wire" d=${wire} stroke-dasharray=${alpha > 0 ? null : "3 4"} stroke-width=${1 + 2 * alpha}
       style=${{ stroke: alpha > 0 ? STAGE_COLOURS[stage] : "" }} />
     <rect class="seed-square seed-ground" x=${middle - side / 2} y=${dock.y - side / 2} width=${side} height=${side} rx="3" />
@@ -63,7 +64,7 @@ function Slot({ group, plan, state }) {
       height=${side * alpha} rx="2" fill=${stageFill(stage)} />
     ${!isLive && html`<circle class="empty-slot" cx=${middle} cy=${dock.y} r="5" />`}
     <text class="block-name" x=${middle} y=${dock.top - 32} text-anchor="middle">${group.slot}</text>
-    <text class="tick" x=${middle} y=${dock.top - 18} text-anchor="middle">${isLive ? `${state.blueprint}, ${stage}` : stage}</text>
+    <text class="tick" x=${middle} y=${dock.top - 18} text-anchor="middle">${isLive ? `${plain(state.blueprint)}, ${stage}` : stage}</text>
     <text class="tick" x=${middle} y=${dock.top - 4} text-anchor="middle">${fossilWords(state ?? {}).replace(", ", "")}</text>
   </g>`;
 }
@@ -84,7 +85,7 @@ function sizeWords(host, seeds) {
 function networkWords(detail, step) {
   const words = detail.slots.map((name, k) => {
     const state = step?.slots[k];
-    const words = state?.blueprint ? `holds ${state.blueprint}, ${state.stage}` : `is ${state?.stage ?? "dormant"}`;
+    const words = state?.blueprint ? `holds ${plain(state.blueprint)}, ${state.stage}` : `is ${state?.stage ?? "dormant"}`;
     return `${name} ${words}${fossilWords(state ?? {})}`;
   });
   return `The host with its slots: ${words.join("; ")}.`;

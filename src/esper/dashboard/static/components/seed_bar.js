@@ -2,7 +2,7 @@
 
 import { html } from "../html.js";
 import { number, whole } from "../format.js";
-import { whenWords } from "../words.js";
+import { plain, whenWords } from "../words.js";
 import { MarkAt } from "./marks.js";
 import { stageFill } from "./stages.js";
 
@@ -14,7 +14,7 @@ export function SeedBar({ bar, axis, base, height, detail, until }) {
   const alphas = new Map(bar.alphas);
   const start = axis.x(parts[0]?.from ?? 0);
   const size = bar.parameters === null ? "" : `, ${whole(bar.parameters)} parameters`;
-  const name = bar.blueprint ?? "";
+  const name = plain(bar.blueprint);
   return html`<g class="seed">
     <title>${name}${size}: ${bar.parts.map(({ stage }) => stage).join(", ")}</title>
     ${parts.map((part) => html`<${Part} ...${{ part, alphas, axis, base, height }} />`)}
@@ -53,7 +53,7 @@ function Events({ bar, axis, detail, y }) {
   });
   return marks.map(([kind, event]) => html`<${MarkAt} kind=${kind} className="mark" isOnColour=${true}
     x=${axis.middle(axis.byStep.get(event.step) ?? event.epoch - 1)} y=${y}
-    title=${`${kind} ${event.blueprint ?? ""} ${whenWords(event)}, alpha ${number(event.alpha, 2)}`} />`);
+    title=${`${kind} ${plain(event.blueprint)} ${whenWords(event)}, alpha ${number(event.alpha, 2)}`} />`);
 }
 
 function fitted(name, width) {

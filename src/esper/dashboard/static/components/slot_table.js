@@ -2,6 +2,7 @@
 
 import { classes, html } from "../html.js";
 import { isNumber, number, signed, whole } from "../format.js";
+import { plain } from "../words.js";
 import { StageSwatch } from "./stages.js";
 import { TableBox } from "./table_box.js";
 
@@ -15,7 +16,7 @@ export function SlotTable({ states, names, chosen }) {
         contribution</th></tr></thead>
     <tbody>${states.map((state, k) => html`<tr key=${names[k]} class=${classes(names[k] === chosen && "slot-chosen")}>
       <th scope="row">${names[k] === chosen ? "▸ " : ""}${names[k]}
-        <div class="slot-seed">${state.blueprint ?? "–"}${fossilWords(state)}</div></th>
+        <div class="slot-seed">${plain(state.blueprint ?? "–")}${fossilWords(state)}</div></th>
       <td class="slot-stage"><${StageSwatch} stage=${state.stage} /> ${state.stage}</td>
       <td class="n">${state.blueprint ? number(state.alpha, 2) : ""}</td>
       <td class="n wide-only">${state.blueprint && isNumber(state.parameters) ? whole(state.parameters) : ""}</td>

@@ -3,8 +3,9 @@
 import { classes, html, useEffect, useRef } from "../html.js";
 import { STAGE_COLOURS } from "../colours.js";
 import { number } from "../format.js";
-import { refusalWords, stepWords, whenWords } from "../words.js";
+import { plain, refusalWords, stepWords, whenWords } from "../words.js";
 import { MarkAt, MarkLegend, markOf } from "./marks.js";
+import { rivalOf } from "./rival.js";
 import { SeedBar } from "./seed_bar.js";
 import { useWidth } from "./size.js";
 import { StageLegend } from "./stages.js";
@@ -13,9 +14,11 @@ const CURVE = { top: 8, height: 88 };
 const OPS = { top: 106, height: 20 };
 const LANES = { top: 128, bar: 30, seed: 16, name: 15 };
 const RIGHT = 8;
-/** The name of the curve of the host left alone: its width, and how far from the curve it may stand. */
-const ALONE = { width: 56, places: [10, 14, 18, -10, -14, -18] };
-const FINAL = { width: 76, places: [-7, 9] };
+/** The name of the rival's curve: the width of a letter, and how far from the curve it may stand. */
+const RIVAL = { letter: 6, places: [10, 14, 18, -10, -14, -18] };
+const FINAL = { width: 76, places: [-7, 9, -14, 17] };
+/** So far from all lines, a name can be read. */
+const ROOM = 9;
 /** From this width on, the names of slots stand beside their lanes, not above them. */
 const WIDE = 640;
 /** Up to so many epochs the whole budget is shown, so that an early end is seen. */
@@ -98,9 +101,10 @@ function Unspent({ axis, height, isRunning }) {
 
 function Curve({ detail, axis }) {
   const points = detail.steps.map(({ score }, k) => [axis.middle(k), score]).filter(([, score]) => score !== null);
-  const alone = alonePoints(detail, axis);
+  const rival = rivalOf(detail);
+  const rivals = rivalPoints(rival, axis);
   const final = detail.result?.final_score ?? null;
-  const scores = [...points, ...alone].map(([, score]) => score).concat(final === null ? [] : [final]);
+  const scores = [...points, ...rivals].map(([, score]) => score).concat(final === null ? [] : [final]);
   const [low, high] = scores.length ? rounded(Math.min(...scores), Math.max(...scores)) : [0, 1];
   const y = (score) => CURVE.top + CURVE.height * (1 - (score - low) / (high - low));
   const ticks = [low, (low + high) / 2, high];
@@ -108,8 +112,8 @@ function Curve({ detail, axis }) {
     ${axis.isWide && html`<text class="tick" x=${axis.left - 44} y=${CURVE.top + CURVE.height / 2 + 4} text-anchor="end">score</text>`}
     ${ticks.map((value) => html`<line class="gridline" x1=${axis.left} x2=${axis.right} y1=${y(value)} y2=${y(value)} />
       <text class="tick" x=${axis.left - 8} y=${y(value) + 4} text-anchor="end">${number(value, 2)}</text>`)}
-    ${final !== null && html`<${Final} ...${{ points, alone, final, axis, y }} />`}
-    ${alone.length > 0 && html`<${Alone} ...${{ points, alone, final, y }} />`}
+    ${final !== null && html`<${Final} ...${{ points, rivals, final, axis, y }} />`}
+    ${rivals.length > 0 && html`<${Rival} ...${{ name: rival.name, points, rivals, final, y }} />`}
     <polyline class="score" points=${points.map(([x, score]) => `${x},${y(score)}`).join(" ")} />
     ${points.map(([x, score]) => html`<circle class="score-dot" cx=${x} cy=${y(score)} r="2.5" />`)}
     ${detail.governor.map((one) => html`<${MarkAt} kind="governor" className="mark bad-mark"
@@ -117,39 +121,49 @@ function Curve({ detail, axis }) {
   </g>`;
 }
 
-/** The score that the host ended with, named at the beginning of its line. */
-function Final({ points, alone, final, axis, y }) {
-  const near = [...points, ...alone].filter(([left]) => left <= axis.left + FINAL.width).map(([, one]) => y(one));
+/** The score that the host ended with, named at the beginning of its line if there is room. */
+function Final({ points, rivals, final, axis, y }) {
+  const near = [...points, ...rivals].filter(([left]) => left <= axis.left + FINAL.width).map(([, one]) => y(one));
+  const place = freePlace(y(final), near, FINAL.places);
   return html`<g>
     <line class="final" x1=${axis.left} x2=${axis.x(axis.used)} y1=${y(final)} y2=${y(final)}>
       <title>final score ${number(final)}</title></line>
-    <text class="tick line-name" x=${axis.left + 4} y=${freePlace(y(final), near, FINAL.places) + 4}>final ${number(final)}</text>
+    ${hasRoom(place, near) && html`<text class="tick line-name" x=${axis.left + 4} y=${place + 4}>final ${number(final)}</text>`}
   </g>`;
 }
 
-/** Where the same host left alone was after each epoch that is shown. */
-function alonePoints(detail, axis) {
-  const after = (detail.alone_scores ?? []).slice(1, axis.columns + (axis.end === null ? 1 : 0));
+/** Where the rival was after each epoch that is shown. */
+function rivalPoints(rival, axis) {
+  const after = (rival?.scores ?? []).slice(1, axis.columns + (axis.end === null ? 1 : 0));
   return after.map((score, k) => [axis.middle(k), score]).filter(([, score]) => score !== null);
 }
 
-/** The curve of the same host left alone, with its name at its end. */
-function Alone({ points, alone, final, y }) {
-  const [x, score] = alone.at(-1);
-  const near = [...points, ...alone].filter(([left]) => left >= x - ALONE.width && left <= x);
+/** The curve of the rival, with its name at its end. */
+function Rival({ name, points, rivals, final, y }) {
+  const [x, score] = rivals.at(-1);
+  const near = [...points, ...rivals].filter(([left]) => left >= x - RIVAL.letter * name.length && left <= x);
   const lines = [...near.map(([, one]) => one), ...(final === null ? [] : [final])].map(y);
   return html`<g>
-    <polyline class="alone" points=${alone.map(([left, one]) => `${left},${y(one)}`).join(" ")} />
-    <text class="tick line-name" x=${x} y=${freePlace(y(score), lines, ALONE.places) + 4} text-anchor="end">left alone</text>
+    <polyline class="rival" points=${rivals.map(([left, one]) => `${left},${y(one)}`).join(" ")}>
+      <title>the same host, ${name === "left alone" ? name : `grown by the ${name}`}</title></polyline>
+    <text class="tick line-name" x=${x} y=${freePlace(y(score), lines, RIVAL.places) + 4} text-anchor="end">${name}</text>
   </g>`;
 }
 
-/** Gives the height near that of a curve's end which is farthest from all lines. */
+/** Gives the first height near that of a curve's end which is clear of all lines, or else the clearest. */
 function freePlace(height, lines, places) {
   const inside = places.map((by) => height + by)
     .filter((one) => one >= CURVE.top && one <= CURVE.top + CURVE.height);
-  const room = (one) => Math.min(...lines.map((line) => Math.abs(line - one)));
-  return inside.reduce((best, one) => (room(one) > room(best) ? one : best), inside[0] ?? height);
+  const clearest = (best, one) => (roomAt(one, lines) > roomAt(best, lines) ? one : best);
+  return inside.find((one) => hasRoom(one, lines)) ?? inside.reduce(clearest, inside[0] ?? height);
+}
+
+function hasRoom(height, lines) {
+  return roomAt(height, lines) >= ROOM;
+}
+
+function roomAt(height, lines) {
+  return Math.min(...lines.map((line) => Math.abs(line - height)));
 }
 
 function Ops({ detail, axis }) {
@@ -184,7 +198,7 @@ function Fossil({ bar, axis, base }) {
   const [left, right] = [axis.x(last?.to ?? 0), axis.x(axis.trained)];
   if (last?.stage !== "fossilized" || right <= left) return null;
   return html`<rect class="fossil" x=${left} y=${base + 1} width=${right - left} height="4" fill=${STAGE_COLOURS.fossilized}>
-    <title>${bar.blueprint ?? "the seed"} is part of the block</title></rect>`;
+    <title>${plain(bar.blueprint ?? "the seed")} is part of the block</title></rect>`;
 }
 
 /** Epochs below the drawing: the last one always, and as many before it as have room. */
@@ -244,7 +258,7 @@ function rounded(low, high) {
 }
 
 function summary(detail) {
-  const seeds = detail.bars.map(({ slot, blueprint, parts }) => `${blueprint} in ${slot}, ${parts.at(-1)?.stage ?? ""}`);
+  const seeds = detail.bars.map(({ slot, blueprint, parts }) => `${plain(blueprint)} in ${slot}, ${parts.at(-1)?.stage ?? ""}`);
   const grown = seeds.length ? `Seeds: ${seeds.join("; ")}.` : "Nothing was grown.";
   return `Growth of a host over ${detail.steps.length} steps. ${grown}`;
 }
