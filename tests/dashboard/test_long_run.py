@@ -77,6 +77,10 @@ def test_all_points_of_a_part_can_be_asked_for(long_run: Served) -> None:
     found = long_run.ask("/api/runs/long/metrics?after=9000&until=9100").json
     assert found["series"]["train/approx_kl"]["rounds"] == list(range(9001, 9101))
     assert not found["is_thinned"]
+    health = long_run.ask("/api/runs/long/health?after=9000&until=9100").json
+    assert health["memory"]["rounds"] == list(range(9001, 9101))
+    assert not health["is_thinned"]
+    assert long_run.ask("/api/runs/long/health").json["is_thinned"]
 
 
 def test_all_points_of_a_whole_run_can_be_asked_for(long_run: Served) -> None:

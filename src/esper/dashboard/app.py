@@ -199,8 +199,14 @@ class Dashboard:
         return await self._view(request, make)
 
     async def _health(self, request: Request) -> Response:
-        most_points = _most_points(request.query_params)
-        return await self._view(request, partial(views.health, most_points=most_points))
+        query = request.query_params
+        make = partial(
+            views.health,
+            after=read_int(query, "after", 0),
+            until=read_int(query, "until", None),
+            most_points=_most_points(query),
+        )
+        return await self._view(request, make)
 
     async def _episodes(self, request: Request) -> Response:
         query = request.query_params

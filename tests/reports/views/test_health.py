@@ -73,6 +73,23 @@ def test_a_limit_keeps_the_newest_events(tmp_path: Path) -> None:
     assert found["governor"]["total"] == len(RESCUES)
 
 
+def test_series_can_be_asked_for_by_round(tmp_path: Path) -> None:
+    with stored(tmp_path, RECORDS) as telemetry:
+        whole, found = health(telemetry), health(telemetry, after=3, until=7, most_points=5)
+        thinned = health(telemetry, most_points=5)
+    wanted = range(4, 8)
+    assert found["throughput"] == {
+        "rounds": list(wanted),
+        "values": [one.steps_per_second for one in ROUNDS if one.round in wanted],
+    }
+    for points in (found["memory"], found["governor"]["by_round"], found["seconds_by_part"]):
+        assert points["rounds"] == list(wanted)
+    assert {len(values) for values in found["seconds_by_part"]["values"]} == {len(wanted)}
+    assert (whole["is_thinned"], found["is_thinned"], thinned["is_thinned"]) == (False, False, True)
+    for name in ("conclusion", "illegal", "notices", "early_stops"):
+        assert found[name] == whole[name]
+
+
 def test_non_finite_values_are_none(tmp_path: Path) -> None:
     parts = '{"training": NaN}'
     broken = replace(ROUNDS[0], steps_per_second=float("inf"), seconds_by_part=parts)

@@ -200,6 +200,29 @@ def test_a_zoom_into_a_long_run_asks_for_every_round(served: Dashboard, visit: V
     assert picture(visitor) == whole
 
 
+def test_a_zoom_into_the_health_of_a_long_run_asks_for_every_round(
+    served: Dashboard, visit: Visit
+) -> None:
+    visitor = visit()
+    visitor.open(served.link)
+    visitor.go("#/run/long/health")
+    chart = visitor.find("chart-memory")
+    chart.locator("canvas").wait_for()
+    with visitor.page.expect_response(lambda answer: "until=" in answer.url) as found:
+        visitor.page.get_by_role("button", name="last 100").click()
+    rounds = found.value.json()["memory"]["rounds"]
+    assert rounds == list(range(rounds[-1] - 100, rounds[-1] + 1))
+    settle(visitor)
+    box = chart.locator(".u-over").bounding_box()
+    assert box is not None
+    pointed: list[str] = []
+    for number in range(40, 50):
+        left = box["x"] + box["width"] * number / 100
+        visitor.page.mouse.move(left, box["y"] + box["height"] / 2)
+        pointed.append(chart.locator(".chart-tip strong").inner_text())
+    assert pointed == [f"round {rounds[0] + number}" for number in range(40, 50)]
+
+
 def test_a_zoom_asks_for_every_round_of_compared_runs(served: Dashboard, visit: Visit) -> None:
     visitor = visit()
     visitor.open(served.link)

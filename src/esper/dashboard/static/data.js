@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef, useState } from "./html.js";
 import { get, runPath, withQuery } from "./api.js";
 import { useSession } from "./live.js";
-import { MetricTable, metricTable } from "./metrics.js";
+import { healthWithDetail, MetricTable, metricTable } from "./metrics.js";
 
 /**
  * Gives { data, error } of a path, asked again when mark changes or the connection comes back.
@@ -49,6 +49,16 @@ export function useDetail(tables, range) {
 /** Gives a table with all points of a run, asked for if the table of a long run lacks some. */
 export async function completeTable(table) {
   return table.isThinned ? metricTable(await get(metricsPath(table, { after: -1, points: "all" })), table.id) : table;
+}
+
+/** Gives { data, shown, error }: the health of a run, and the same with all points of the rounds that charts are zoomed to. */
+export function useHealth(id, mark, range) {
+  const { data, error } = useQuery(runPath(id, "health"), mark);
+  const isLacking = Boolean(range && data?.is_thinned);
+  const path = isLacking ? withQuery(runPath(id, "health"), { after: Math.max(0, range[0] - 1), until: range[1] }) : null;
+  const { data: detail } = useQuery(path);
+  const shown = useMemo(() => (detail ? healthWithDetail(data, detail, range) : data), [data, detail]);
+  return { data, shown, error };
 }
 
 /** Gives { data, error } of several runs, in the order they are named. */

@@ -19,6 +19,11 @@ export function signed(value, digits = 3) {
   return text.startsWith("-") ? text.replace("-", "−") : `+${text}`;
 }
 
+/** Gives a sentence with minus signs instead of hyphens before its numbers. */
+export function withMinus(text) {
+  return text.replace(/(^|[\s[(])-(?=\d)/g, "$1−");
+}
+
 /** Gives the class of a difference: good above zero, bad below. */
 export function tone(value) {
   return value > 0 ? "good" : value < 0 ? "bad" : "";
@@ -86,10 +91,7 @@ export function probability(value) {
 /** Gives a number of bytes. */
 export function bytes(value) {
   if (!isNumber(value)) return UNKNOWN;
-  for (const [size, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
-  }
-  return `${value} B`;
+  return value >= 1e9 ? `${(value / 1e9).toFixed(1)} GB` : `${(value / 1e6).toFixed(0)} MB`;
 }
 
 /** Gives a time as hours, minutes and seconds: 1:05 or 2:00:07. */

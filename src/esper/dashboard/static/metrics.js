@@ -87,6 +87,26 @@ function withDetail(known, more, { first, last }) {
   return { rounds: join(known.rounds, more.rounds), values: join(known.values, more.values) };
 }
 
+/** Gives the health of a run with all points of a range of rounds, in new arrays. */
+export function healthWithDetail(health, more, [first, last]) {
+  const range = { first, last };
+  const join = (name) => withDetail(health[name], more[name], range);
+  const names = [...new Set([...health.seconds_by_part.names, ...more.seconds_by_part.names])];
+  const parts = names.map((name) => withDetail(partOf(health, name), partOf(more, name), range));
+  return {
+    ...health,
+    throughput: join("throughput"),
+    memory: join("memory"),
+    governor: { ...health.governor, by_round: withDetail(health.governor.by_round, more.governor.by_round, range) },
+    seconds_by_part: { names, rounds: parts[0]?.rounds ?? [], values: parts.map(({ values }) => values) },
+  };
+}
+
+/** The seconds of one part in each round; 0 where no round has it. */
+function partOf({ seconds_by_part: { names, rounds, values } }, name) {
+  return { rounds, values: values[names.indexOf(name)] ?? rounds.map(() => 0) };
+}
+
 function mergeInto(kept, rounds, values) {
   const first = rounds[0];
   let end = kept.rounds.length;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from esper.config.checks import require_int
@@ -78,6 +79,8 @@ class Workers(TypedDict):
 class Health(TypedDict):
     """The health of a run, apart from what it learns."""
 
+    is_thinned: bool
+    """Whether points of the series were left out."""
     conclusion: Conclusion
     grows: bool | None
     """Whether hosts are grown in the run, which can be rolled back."""
@@ -101,12 +104,21 @@ class Health(TypedDict):
     sessions: list[Session]
 
 
-def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = None) -> Health:
+def health(
+    telemetry: RunTelemetry,
+    limit: int = 200,
+    *,
+    after: int = 0,
+    until: int | None = None,
+    most_points: int | None = None,
+) -> Health:
     """Return rollbacks, rejected updates, notices, speed and memory of a run.
 
     Args:
         telemetry: The run's telemetry.
         limit: The number of events of each kind to list, newest first.
+        after: The series start after this round; counts and conclusion are of the whole run.
+        until: The series end with this round; None for the last one.
         most_points: Longer series are thinned to about this number of points; None for all.
 
     Raises:
@@ -137,7 +149,11 @@ def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = 
             illegal=sum(illegal),
         )
         workers = _workers(telemetry)
+        end = len(rounds) if until is None else bisect_right(rounds, until)
+        part = slice(bisect_right(rounds, after), end)
+        shown = rounds[part]
         return {
+            "is_thinned": most_points is not None and len(shown) > most_points,
             "conclusion": conclude(
                 counts,
                 speeds=[finite(value) for value in speed],
@@ -147,7 +163,7 @@ def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = 
             "grows": grows,
             "governor": {
                 "total": telemetry.count("governor_events"),
-                "by_round": points_of(rounds, restored, most_points),
+                "by_round": points_of(shown, restored[part], most_points),
                 "last": _last_restored(telemetry, limit),
             },
             "refused_updates": _refused_updates(telemetry, limit),
@@ -155,9 +171,9 @@ def health(telemetry: RunTelemetry, limit: int = 200, most_points: int | None = 
             "illegal": sum(illegal),
             "refused_by_gates": sum(refused),
             "notices": _notices(telemetry, limit),
-            "throughput": points_of(rounds, speed, most_points),
-            "memory": points_of(rounds, memory, most_points),
-            "seconds_by_part": _parts(rounds, parts, seconds, most_points),
+            "throughput": points_of(shown, speed[part], most_points),
+            "memory": points_of(shown, memory[part], most_points),
+            "seconds_by_part": _parts(shown, parts[part], seconds[part], most_points),
             "workers": workers,
             "sessions": sessions_of(telemetry),
         }

@@ -46,30 +46,36 @@ export function HealthFacts({ health }) {
   <//>`;
 }
 
-/** Throughput, memory, time and the governor, round by round. complete, if given, promises all points of the health. */
-export function HealthCharts({ health, group, complete = null }) {
-  const allSeries = (name) => async () => chartsOf(await complete()).find((chart) => chart.name === name).series;
+/**
+ * Throughput, memory, time and the governor, round by round.
+ *
+ * shown is the health with more points where charts are zoomed in. complete, if given, promises all points.
+ */
+export function HealthCharts({ health, shown = health, group, complete = null }) {
+  // A zoom must not change which parts are named, nor their colours.
+  const order = largestParts(health.seconds_by_part);
+  const allSeries = (name) => async () => chartsOf(await complete(), order).find((chart) => chart.name === name).series;
   return html`<div class="charts charts-2">
-    ${chartsOf(health).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart} fromZero=${true}
-      version=${health} group=${group} allSeries=${complete && allSeries(chart.name)} />`)}
+    ${chartsOf(shown, order).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart} fromZero=${true}
+      version=${shown} group=${group} allSeries=${complete && allSeries(chart.name)} />`)}
   </div>`;
 }
 
-function chartsOf(health) {
-  const { seconds_by_part: parts, memory } = health;
-  const mebibytes = memory.values.map((value) => (value === null ? null : value / 2 ** 20));
+function chartsOf(health, order) {
+  const { memory } = health;
+  const megabytes = memory.values.map((value) => (value === null ? null : value / 1e6));
   return [
     {
       name: "seconds", title: "Time per round, by part", unit: "seconds", isStacked: true, height: 230, format: seconds2,
-      series: largest(parts.names.map((label, k) => ({ label, rounds: parts.rounds, values: parts.values[k] }))),
+      series: partSeries(health.seconds_by_part, order),
     },
     {
       name: "throughput", title: "Throughput", unit: "steps per second", height: 230, format: compact,
       series: [{ label: "steps per second", ...health.throughput }],
     },
     {
-      name: "memory", title: "Memory", note: "of the training process", unit: "MiB", format: compact,
-      series: [{ label: "resident", rounds: memory.rounds, values: mebibytes }],
+      name: "memory", title: "Memory", note: "of the training process", unit: "MB", format: compact,
+      series: [{ label: "resident", rounds: memory.rounds, values: megabytes }],
     },
     {
       name: "governor", title: "Governor", note: "rollbacks", unit: "hosts per round", leastTop: 4, format: whole,
@@ -82,14 +88,19 @@ function seconds2(value) {
   return number(value, 2);
 }
 
-/** The largest parts, and the others as one. */
-function largest(series) {
-  const sum = ({ values }) => values.reduce((total, value) => total + (value ?? 0), 0);
-  const sorted = [...series].sort((a, b) => sum(b) - sum(a));
-  if (sorted.length <= MOST_PARTS) return sorted;
-  const [kept, others] = [sorted.slice(0, MOST_PARTS - 1), sorted.slice(MOST_PARTS - 1)];
-  const values = others[0].values.map((_, i) => others.reduce((total, one) => total + (one.values[i] ?? 0), 0));
-  return [...kept, { label: "other", rounds: others[0].rounds, values }];
+/** The parts of a round that take most time, the longest first; the others have no line of their own. */
+function largestParts({ names, values }) {
+  const sum = (name) => values[names.indexOf(name)].reduce((total, value) => total + (value ?? 0), 0);
+  const sorted = [...names].sort((a, b) => sum(b) - sum(a));
+  return sorted.length <= MOST_PARTS ? sorted : sorted.slice(0, MOST_PARTS - 1);
+}
+
+/** The parts of a round in an order, and all others as one. */
+function partSeries({ names, rounds, values }, order) {
+  const others = names.map((name, k) => k).filter((k) => !order.includes(names[k]));
+  const named = order.map((label) => ({ label, rounds, values: values[names.indexOf(label)] ?? [] }));
+  if (others.length === 0) return named;
+  return [...named, { label: "other", rounds, values: rounds.map((_, i) => others.reduce((total, k) => total + (values[k][i] ?? 0), 0)) }];
 }
 
 /** Hosts that were rolled back, and updates that were rejected. */
