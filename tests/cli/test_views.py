@@ -207,7 +207,7 @@ def test_a_pipe_gets_a_line_at_least_every_ten_seconds() -> None:
     assert lines[2:] == ["  evaluating hosts without growth on 64 held-out hosts, 90%"]
     clock.now += 11
     view.watch_trial(trial(0.25, "lessons", purpose="lessons", n_hosts=1024))
-    assert lines.pop() == "  learning from 1,024 hosts grown by every schedule, 25%"
+    assert lines.pop() == "  lessons from 1,024 hosts grown by every schedule, 25%"
     clock.now += 9
     view.watch_step(4)
     assert len(lines) == 3
@@ -244,6 +244,36 @@ def test_the_panel_shows_the_progress_of_the_comparison() -> None:
     for arm in OTHERS:
         state.take(evaluation_record(10, purpose="final", arm=arm))
     assert (state.comparison_share, state.seconds_left) == (1.0, 0.0)
+
+
+def test_the_panel_shows_lessons_as_a_phase_of_their_own() -> None:
+    clock = Clock()
+    state = ProgressState(CONFIG, clock)
+    state.take(evaluation_record(0, arm="fixed"))
+    lessons: dict[str, Any] = {"purpose": "lessons", "n_hosts": 1024}
+    state.take_trial(trial(0.0, "lessons", **lessons))
+    assert (state.lessons_share, state.lessons_left) == (0.0, None)
+    clock.now += 30
+    state.take_trial(trial(0.25, "lessons", **lessons))
+    text = picture(state, 80)
+    for piece in ("lessons ", "25%", "1:30 to round 1", "from 1,024 hosts grown by every schedule"):
+        assert piece in text
+    for piece in ("evaluating", "round 1/10", "env-steps/s"):
+        assert piece not in text
+    state.take_step(1)
+    assert state.lessons_share is None
+    assert "round 1/10" in picture(state, 80)
+
+
+def test_returns_relative_to_the_schedule_say_so() -> None:
+    config = override(CONFIG, {"rewards.reward": "scheduled"})
+    lines: list[str] = []
+    state = ProgressState(config)
+    view = LineView(state, lines.append)
+    view.write(round_record(1))
+    view.close()
+    assert "return 0.410 relative to the fixed schedule  score" in lines[-1]
+    assert "0.410 relative to the fixed schedule" in picture(state, 120)
 
 
 def test_the_time_left_includes_the_comparison() -> None:

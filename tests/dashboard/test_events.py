@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from esper.dashboard.error_log import ErrorLog
 from esper.dashboard.events import EventStream, Watch, difference
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter
+from esper.training.activity import ActivityFile
+from esper.training.output import TrialProgress
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.served import Served, serve
 from tests.reports.views.simulation import Simulation
@@ -85,7 +88,23 @@ def test_rounds_are_sent_as_they_are_written(tmp_path: Path) -> None:
                 "position": writer.position,
                 "learns": True,
                 "grows": True,
+                "activity": None,
             }
+
+
+def test_lessons_are_sent_while_they_last(tmp_path: Path) -> None:
+    live = make_run(tmp_path / "live", rounds=0)
+    lessons = TrialProgress(arm="lessons", purpose="lessons", n_hosts=64, share=0.25)
+    with serve(tmp_path) as served, served.open("/api/events") as stream, live.locked():
+        changes = states(stream)
+        seen = next(changes)["live"]
+        activity = ActivityFile(live.activity_file)
+        activity.watch_trial(lessons)
+        while seen["activity"] is None:
+            seen = next(changes)["live"]
+        assert seen["activity"] == asdict(lessons)
+        activity.close()
+        assert next(changes)["live"]["activity"] is None
 
 
 def test_new_and_deleted_runs_are_sent(tmp_path: Path) -> None:

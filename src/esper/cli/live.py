@@ -15,11 +15,13 @@ from rich.text import Text
 
 from esper.cli.output import raw_stream
 from esper.cli.progress import (
+    LESSONS,
     ProgressState,
     bars,
     count,
     op_text,
     parameter_text,
+    relative_text,
     return_text,
     score_text,
     trial_text,
@@ -27,7 +29,7 @@ from esper.cli.progress import (
     workers_text,
 )
 from esper.errors import escape_controls
-from esper.formatting import clock_text, many, number
+from esper.formatting import UNKNOWN, clock_text, many, number
 from esper.telemetry.records import EvaluationRecord, Record
 
 if TYPE_CHECKING:
@@ -81,21 +83,25 @@ class RunPanel:
 
 
 def _progress(state: ProgressState) -> Table:
-    """Return the first line: round, progress bar, speed and time left."""
-    left, comparison = state.seconds_left, state.comparison_share
+    """Return the first line: round or phase, progress bar, speed and time left."""
+    left, lessons, comparison = state.seconds_left, state.lessons_share, state.comparison_share
     time_left = "starting" if left is None else f"{clock_text(left)} left"
-    share = state.share if comparison is None else comparison
-    phase = f"round {state.round_number}/{state.config.rounds}"
+    phase, share = f"round {state.round_number}/{state.config.rounds}", state.share
+    if comparison is not None:
+        phase, share = "comparing", comparison
+    elif lessons is not None:
+        phase, share, left = LESSONS, lessons, state.lessons_left
+        time_left = f"{UNKNOWN if left is None else clock_text(left)} to round 1"
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1)
     for _ in range(3):
         grid.add_column(no_wrap=True)
     grid.add_row(
-        _text(phase if comparison is None else "comparing", style="bold"),
+        _text(phase, style="bold"),
         ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green"),
         f"{share:.0%}",
-        f"{count(state.steps_per_second)} env-steps/s",
+        "" if lessons is not None else f"{count(state.steps_per_second)} env-steps/s",
         time_left,
     )
     return grid
@@ -111,6 +117,7 @@ def _learning_rows(state: ProgressState, options: ConsoleOptions) -> list[Row]:
     if row is None:
         return [*compared, *ongoing] or [("", _text("collecting the first round"))]
     line = _text(number(row.ep_rew_mean), style="bold green")
+    line.append(relative_text(state.config))
     if not options.ascii_only:
         line.append(f"  {bars(state.returns, _MOST_BARS)}", style="green")
     rows = [

@@ -73,6 +73,14 @@ def workers_text(row: RoundRecord) -> str:
     return f"{row.workers} alive, {restarted}, waited {clock_text(row.seconds_waited or 0.0)}"
 
 
+def relative_text(config: RunConfig) -> str:
+    """Return what the returns of training hosts are relative to, empty if to nothing.
+
+    Returns on held-out hosts are never relative to the schedule, so the two cannot be compared.
+    """
+    return " relative to the fixed schedule" if config.rewards.reward == "scheduled" else ""
+
+
 def op_text(row: RoundRecord) -> str:
     """Return the mean number of each op in an episode, leaving out rare ones."""
     done = [(word, getattr(row, name)) for name, word in OPS]
@@ -106,14 +114,18 @@ ARMS = {
 """Display names of controllers."""
 
 
+LESSONS = "lessons"
+"""The purpose of lessons, which come before the first round."""
+
+
 def trial_verb(trial: TrialProgress) -> str:
-    """Return what is being done to a controller."""
-    return "learning" if trial.purpose == "lessons" else "evaluating"
+    """Return the phase that a trial belongs to."""
+    return LESSONS if trial.purpose == LESSONS else "evaluating"
 
 
 def trial_text(trial: TrialProgress) -> str:
     """Return which controller is being evaluated, or what it learns from, and the progress."""
-    if trial.purpose == "lessons":
+    if trial.purpose == LESSONS:
         return f"from {trial.n_hosts:,} hosts grown by every schedule, {trial.share:.0%}"
     arm = ARMS.get(trial.arm, trial.arm)
     return f"{arm} on {trial.n_hosts} held-out hosts, {trial.share:.0%}"
@@ -165,6 +177,7 @@ class ProgressState:
         self._first_step: int | None = None
         self._first_time = self._start
         self._final_start: float | None = None
+        self._lessons_start: float | None = None
         self._trial_seconds: float | None = None
         self._takers: dict[type, Callable[..., None]] = {
             RunRecord: self._take_run,
@@ -210,6 +223,24 @@ class ProgressState:
         self.trial = trial
         if trial.purpose == "final" and self._final_start is None:
             self._final_start = self._clock()
+        if trial.purpose == LESSONS and self._lessons_start is None:
+            self._lessons_start = self._clock()
+
+    @property
+    def lessons_share(self) -> float | None:
+        """The completed share of the lessons before the first round; None outside them."""
+        trial = self.trial
+        if trial is None or trial.purpose != LESSONS or self._first_step is not None:
+            return None
+        return trial.share
+
+    @property
+    def lessons_left(self) -> float | None:
+        """Estimated seconds until the lessons end; None if unknown yet."""
+        share, start = self.lessons_share, self._lessons_start
+        if not share or start is None:
+            return None
+        return (self._clock() - start) * (1.0 - share) / share
 
     @property
     def comparison_share(self) -> float | None:

@@ -24,6 +24,7 @@ READ_FILES = (
     "telemetry.sqlite-wal",
     "summary.json",
     "evaluation.json",
+    views.ACTIVITY_FILE,
     views.NOTES_FILE,
 )
 """The files read in a run's folder."""
@@ -90,7 +91,7 @@ SETTLING_SECONDS = 5.0
 MOST_CACHED = 64
 """Cached responses."""
 
-_HEAD = ("state", "rounds_done", "position", "learns", "grows")
+_HEAD = ("state", "rounds_done", "position", "learns", "grows", "activity")
 _Version = tuple[object, ...]
 
 
@@ -182,6 +183,7 @@ def _row(name: str, folder: RunFolder) -> Row:
         "created_at": _date(folder.config_file),
         "updated_at": _updated_at(folder),
         "notes": views.read_notes(folder.path),
+        "activity": None,
         "returns": None,
         "fixed_gap": None,
         "score_gap": None,
@@ -202,6 +204,8 @@ def _row(name: str, folder: RunFolder) -> Row:
                     row["created_at"] = views.started_at(telemetry) or row["created_at"]
             row |= views.final_gaps(folder.path)
             row["state"] = run.state
+            if row["state"] == "running":
+                row["activity"] = views.read_activity(folder.path)
     except RunError as error:
         row["problem"] = str(error)
     except (ValueError, KeyError, TypeError) as error:

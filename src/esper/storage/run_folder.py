@@ -5,6 +5,7 @@ checkpoints/        states to resume from
 telemetry.sqlite    what happened
 telemetry.sha256    its hash, while no process is writing it
 summary.json        the final comparison, once the run is done
+activity.json       the progress of lessons or a trial, while it lasts
 lock                held by the process that is training the run
 """
 
@@ -41,6 +42,7 @@ OWN_NAMES = (
     "telemetry.sqlite-journal",
     "telemetry.sha256",
     "summary.json",
+    "activity.json",
     "lock",
     "tensorboard",
     "wandb",
@@ -69,6 +71,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.telemetry_file = self.path / "telemetry.sqlite"
         self.summary_file = self.path / "summary.json"
+        self.activity_file = self.path / "activity.json"
         self.lock_file = self.path / "lock"
         self._was_made = False
 

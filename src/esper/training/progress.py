@@ -13,11 +13,11 @@ from esper.training.output import TrialProgress
 
 
 class RunProgress:
-    """Shows rounds with their return, then the comparison at the end."""
+    """Shows lessons if there are any, rounds with their return, then the comparison at the end."""
 
     def __init__(self, bar: ProgressBar, config: RunConfig) -> None:
         self._bar, self._config = bar, config
-        self._step, self._details, self._is_comparing = 0, "", False
+        self._step, self._details, self._phase = 0, "", "rounds"
 
     def write(self, record: Record) -> None:
         """Take the return of a round that is done."""
@@ -32,23 +32,30 @@ class RunProgress:
     def watch_trial(self, trial: TrialProgress) -> None:
         """Take the progress of a trial on held-out hosts."""
         if trial.purpose == "lessons":
-            self._show("lessons", f", {trial.share:.0%} of {trial.n_hosts:,} hosts")
+            self._enter("lessons")
+            source = f", from {trial.n_hosts:,} hosts grown by every schedule"
+            self._bar.show("lessons before round 1", trial.share, source)
             return
         if trial.purpose != "final":
             self._show("evaluating", f", {trial.share:.0%} of {trial.n_hosts} held-out hosts")
             return
-        if not self._is_comparing:
-            self._bar.restart()
-            self._is_comparing = True
+        self._enter("comparison")
         share = (trial.number - 1 + trial.share) / trial.n_trials
         which = f", {trial.arm} on {trial.n_hosts} held-out hosts"
         self._bar.show("comparing controllers", share, which)
+
+    def _enter(self, phase: str) -> None:
+        """Start the bar again at the beginning of a phase."""
+        if phase != self._phase:
+            self._bar.restart()
+            self._phase = phase
 
     def close(self) -> None:
         """Do nothing; the context closes the bar."""
 
     def _show(self, work: str, details: str = "") -> None:
         rounds, n_steps = self._config.rounds, self._config.n_steps
+        self._enter("rounds")
         number = min(rounds, self._step // n_steps + 1)
         share = min(1.0, self._step / (rounds * n_steps))
         self._bar.show(work, share, f", round {number} of {rounds}{self._details}{details}")

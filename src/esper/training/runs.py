@@ -39,6 +39,7 @@ from esper.telemetry import TelemetryWarning, TelemetryWriter
 from esper.telemetry.damage import has_changed, set_aside
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
+from esper.training.activity import ActivityFile
 from esper.training.comparison import (
     LEARNED,
     OTHERS,
@@ -301,7 +302,8 @@ def _run(
             problem = "Records of earlier rounds are missing."
             warnings.warn(problem, TelemetryWarning, stacklevel=3)
         sinks = [stack.enter_context(_open_sink(name, folder)) for name in config.telemetry.sinks]
-        output = RecordOutput(writer, [*watchers, *sinks])
+        activity = stack.enter_context(closing(ActivityFile(folder.activity_file)))
+        output = RecordOutput(writer, [activity, *watchers, *sinks])
         with _session(writer, loaded, config, folder, problem):
             trainer = Trainer(
                 config,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.reports.views import final_gaps, held_out_returns, read_notes, started_at
-from esper.reports.views.listing import MOST_NOTES, MOST_POINTS
+from esper.reports.views import final_gaps, held_out_returns, read_activity, read_notes, started_at
+from esper.reports.views.listing import MOST_CHARACTERS, MOST_POINTS
 from tests.reports.run_report.samples import add_summary
 from tests.reports.views.samples import run_record, stored, trial
 
@@ -18,13 +18,19 @@ def test_the_curve_has_the_evaluations_of_the_learned_controller(tmp_path: Path)
     records = [
         run_record(),
         trial(0, "wait", ep_rew_mean=0.1),
+        trial(0, "fixed", ep_rew_mean=0.5),
         trial(2, "learned", ep_rew_mean=0.4),
         trial(4, "learned", ep_rew_mean=float("nan")),
         trial(6, "learned", ep_rew_mean=0.6),
         trial(6, "learned", ep_rew_mean=0.9, purpose="final"),
+        trial(6, "fixed", ep_rew_mean=0.8, purpose="final"),
     ]
     with stored(tmp_path, records) as telemetry:
-        assert held_out_returns(telemetry) == {"rounds": [2, 4, 6], "values": [0.4, None, 0.6]}
+        assert held_out_returns(telemetry) == {
+            "rounds": [2, 4, 6],
+            "values": [0.4, None, 0.6],
+            "fixed": 0.5,  # on the hosts of the curve, not those of the final comparison
+        }
 
 
 def test_a_long_curve_keeps_its_ends(tmp_path: Path) -> None:
@@ -59,8 +65,8 @@ def test_notes_are_read_up_to_a_length(tmp_path: Path) -> None:
     file = tmp_path / "notes.md"
     file.write_bytes(b"  first\n\xff second\n")
     assert read_notes(tmp_path) == "first\n\N{REPLACEMENT CHARACTER} second"
-    file.write_text("x" * (2 * MOST_NOTES))
-    assert read_notes(tmp_path) == "x" * MOST_NOTES
+    file.write_text("x" * (2 * MOST_CHARACTERS))
+    assert read_notes(tmp_path) == "x" * MOST_CHARACTERS
     file.write_text(" \n")
     assert read_notes(tmp_path) is None
 
@@ -68,6 +74,12 @@ def test_notes_are_read_up_to_a_length(tmp_path: Path) -> None:
 def test_notes_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "notes.md")
     assert read_notes(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"arm": "wait"}', '{"share": {}}'])
+def test_a_damaged_activity_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "activity.json").write_text(text)
+    assert read_activity(tmp_path) is None
 
 
 def test_a_run_started_with_its_first_session(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 /** Names and descriptions shown to the user. */
 
+import { many } from "./format.js";
+
 /** The stages of a seed in order, with descriptions. */
 export const STAGES = {
   dormant: "the slot is empty",
@@ -21,6 +23,17 @@ const ARMS = {
   heuristic: "the heuristic",
   progressive: "progressive growth",
 };
+
+/** What returns of training hosts are relative to, by the form of the reward; nothing for other forms. */
+export const RELATIVE_TO = {
+  paired: "hosts left alone",
+  scheduled: "the fixed schedule on the same hosts",
+};
+
+/** Gives the form of the reward on held-out hosts, where nothing is relative to the schedule. */
+export function heldOutReward(reward) {
+  return reward === "scheduled" ? "paired" : reward;
+}
 
 /** The terms of the reward in the order shown, with descriptions. */
 export const TERMS = {
@@ -58,10 +71,21 @@ export function whenWords({ decided_after: epoch }) {
   return epoch ? `after epoch ${epoch}` : "before epoch 1";
 }
 
+/** Describes what a run is doing while it makes no records: a phase in a word or two, a title, and more about it. */
+export function activityWords({ purpose, arm: name, n_hosts: hosts, number, n_trials: trials }) {
+  if (purpose === "lessons") {
+    return { phase: "lessons", title: "Lessons before round 1",
+      about: `the policy learns from ${many(hosts, "host")} that every schedule has grown` };
+  }
+  const who = `${arm(name)}, ${many(hosts, "host")}`;
+  if (purpose === "final") return { phase: "comparing", title: "Comparing controllers", about: `${number} of ${trials}: ${who}` };
+  return { phase: "evaluating", title: "Evaluating on held-out hosts", about: who };
+}
+
 /** Describes the decision of a step. */
 export function stepWords(step) {
   const reads = new Set(step.relevant);
-  const blueprint = reads.has("blueprint") && step.blueprint ? ` ${step.blueprint}` : "";
+  const blueprint = reads.has("blueprint") && step.blueprint ? ` ${plain(step.blueprint)}` : "";
   const slot = reads.has("slot") && step.slot ? ` ${blueprint ? "in" : "at"} ${step.slot}` : "";
   return `${plain(step.op)}${blueprint}${slot}`;
 }

@@ -10,9 +10,12 @@ from esper.reports.views.episodes import ORDERS, Episode, EpisodeList, Order, ep
 from esper.reports.views.health import Health, health
 from esper.reports.views.learned import Learned, LearnedPart, learned
 from esper.reports.views.listing import (
+    ACTIVITY_FILE,
     NOTES_FILE,
+    Activity,
     final_gaps,
     held_out_returns,
+    read_activity,
     read_notes,
     started_at,
 )
@@ -33,11 +36,13 @@ from esper.reports.views.run import (
 from esper.reports.views.thinning import MOST_POINTS
 
 __all__ = [
+    "ACTIVITY_FILE",
     "MOST_POINTS",
     "NOTES_FILE",
     "ORDERS",
     "WHICH",
     "WITHOUT_CHART",
+    "Activity",
     "Bar",
     "ComparisonView",
     "Environment",
@@ -70,6 +75,7 @@ __all__ = [
     "metric_series",
     "nearest_preset",
     "overview",
+    "read_activity",
     "read_notes",
     "started_at",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -15,10 +16,12 @@ from esper.telemetry import RunTelemetry
 if TYPE_CHECKING:
     from esper.statistics import Interval
 
+ACTIVITY_FILE = "activity.json"
+"""What a run is doing while it makes no records."""
 NOTES_FILE = "notes.md"
 """Notes that a user keeps in a run's folder."""
-MOST_NOTES = 4000
-"""Characters of notes that are read."""
+MOST_CHARACTERS = 4000
+"""Characters that are read of a file."""
 MOST_POINTS = 60
 """Points of a curve in the list."""
 
@@ -43,6 +46,17 @@ class Gaps(TypedDict):
     """In final score, to the same hosts without growth."""
 
 
+class Activity(TypedDict):
+    """Lessons or a trial in progress, as in :class:`esper.training.output.TrialProgress`."""
+
+    arm: str
+    purpose: str
+    n_hosts: int
+    share: float
+    number: int
+    n_trials: int
+
+
 def started_at(telemetry: RunTelemetry) -> str | None:
     """Return when a run started: its first process, or else its record; None before either."""
     sessions = telemetry.sessions()
@@ -52,12 +66,18 @@ def started_at(telemetry: RunTelemetry) -> str | None:
     return None if run is None else run.created_at
 
 
-def held_out_returns(telemetry: RunTelemetry) -> Points:
+class Returns(Points):
+    """Evaluations on held-out hosts during training."""
+
+    fixed: float | None
+    """The return of the fixed schedule on the same hosts."""
+
+
+def held_out_returns(telemetry: RunTelemetry) -> Returns:
     """Return the controller's evaluations during training, evenly thinned out if there are many."""
-    rows = telemetry.select(
-        "SELECT round, ep_rew_mean FROM evaluations "
-        "WHERE purpose = 'tuning' AND arm = 'learned' ORDER BY seq"
-    )
+    of_arm = "SELECT round, ep_rew_mean FROM evaluations WHERE purpose = 'tuning' AND arm = :arm"
+    rows = telemetry.select(f"{of_arm} ORDER BY seq", arm="learned")
+    fixed = telemetry.select(f"{of_arm} ORDER BY seq LIMIT 1", arm="fixed")
     n = len(rows)
     if n > MOST_POINTS:
         last = MOST_POINTS - 1
@@ -65,6 +85,7 @@ def held_out_returns(telemetry: RunTelemetry) -> Points:
     return {
         "rounds": [number for number, _ in rows],
         "values": [finite(value) for _, value in rows],
+        "fixed": finite(fixed[0][1]) if fixed else None,
     }
 
 
@@ -97,13 +118,34 @@ def _gap(interval: Interval) -> Gap:
     }
 
 
+def read_activity(run_path: str | os.PathLike[str]) -> Activity | None:
+    """Return the lessons or the trial that a running run is at, or None."""
+    text = _read_text(Path(run_path) / ACTIVITY_FILE)
+    try:
+        found = json.loads(text or "null")
+        return {
+            "arm": str(found["arm"]),
+            "purpose": str(found["purpose"]),
+            "n_hosts": int(found["n_hosts"]),
+            "share": min(1.0, max(0.0, float(found["share"]))),
+            "number": int(found["number"]),
+            "n_trials": int(found["n_trials"]),
+        }
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
 def read_notes(run_path: str | os.PathLike[str]) -> str | None:
     """Return the beginning of the notes in a run's folder, or None without any."""
-    path = Path(run_path) / NOTES_FILE
+    return _read_text(Path(run_path) / NOTES_FILE)
+
+
+def _read_text(path: Path) -> str | None:
+    """Return the beginning of a file, or None if it is empty, missing or not a file."""
     if not path.is_file():  # reading anything else, such as a pipe, may never end
         return None
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(MOST_NOTES).strip() or None
+            return file.read(MOST_CHARACTERS).strip() or None
     except OSError:
         return None

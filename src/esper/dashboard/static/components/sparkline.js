@@ -19,12 +19,13 @@ export function Sparkline({ values, room, low, high }) {
 const WIDTH = 96;
 const HEIGHT = 24;
 
-/** The held-out return of a run over its rounds, with a dashed line for the fixed schedule. */
-export function CurveSpark({ points, level, scale }) {
+/** The held-out return of a run over all its rounds, with a dashed line for the fixed schedule on the same hosts. */
+export function CurveSpark({ points, rounds, scale }) {
+  const level = points?.fixed;
   const known = (points?.rounds ?? []).map((round, k) => [round, points.values[k]]).filter(([, value]) => isNumber(value));
   if (known.length === 0 || !scale) return html`<svg class="curve-spark" width=${WIDTH} height=${HEIGHT} aria-hidden="true"></svg>`;
   const [low, high] = scale;
-  const last = Math.max(1, known.at(-1)[0]);
+  const last = Math.max(1, rounds ?? 0, known.at(-1)[0]);
   const x = (round) => 3 + ((WIDTH - 6) * round) / last;
   const y = (value) => HEIGHT - 3 - ((HEIGHT - 6) * (value - low)) / (high - low || 1);
   const [endRound, end] = known.at(-1);
@@ -41,7 +42,7 @@ export function curveScales(runs) {
   const key = ({ task, task_options: options }) => JSON.stringify([task, options]);
   const scales = new Map();
   for (const run of runs) {
-    const values = [...(run.returns?.values ?? []), run.fixed_return].filter(isNumber);
+    const values = [...(run.returns?.values ?? []), run.returns?.fixed].filter(isNumber);
     if (values.length === 0) continue;
     const [low, high] = scales.get(key(run)) ?? [Infinity, -Infinity];
     scales.set(key(run), [Math.min(low, ...values), Math.max(high, ...values)]);

@@ -3,6 +3,7 @@
 import { html, useMemo } from "../html.js";
 import { runPath } from "../api.js";
 import { StateBadge } from "../components/badge.js";
+import { ActivityPanel } from "../components/activity.js";
 import { Comparison } from "../components/comparison.js";
 import { Fact, Facts, Progress } from "../components/facts.js";
 import { Verdicts } from "../components/verdict.js";
@@ -12,6 +13,7 @@ import { useChartGroup, useRange } from "../chart_group.js";
 import { completeTable, useDetail, useMetrics, useQuery } from "../data.js";
 import { clearTone, compact, duration, isNumber, number, parameters, percent, probability, signed, whole } from "../format.js";
 import { useLiveRun, useRowMark } from "../live.js";
+import { activityWords } from "../words.js";
 import { RunCharts, stepsPerRound } from "./run_charts.js";
 
 /** The overview of a run. */
@@ -27,23 +29,27 @@ export function RunScreen({ id }) {
   const learns = run?.overview?.learns ?? true;
   const grows = run?.overview?.grows ?? true;
   const steps = stepsPerRound(run?.overview);
+  const reward = run?.overview?.reward ?? null;
   const charts = useMemo(
-    () => html`<${RunCharts} ...${{ table, version, group, steps, grows }} complete=${completeTable} klLimit=${limit} learns=${learns} />`,
-    [table, version, group, limit, learns, steps, grows],
+    () => html`<${RunCharts} ...${{ table, version, group, steps, grows, reward }} complete=${completeTable} klLimit=${limit} learns=${learns} />`,
+    [table, version, group, limit, learns, steps, grows, reward],
   );
   if (!run) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const done = Math.max(run.rounds_done ?? 0, table.roundsDone ?? 0);
+  const activity = live?.activity ?? null;
   return html`
     <div class="screen-head">
       <h1>${run.name}</h1><${StateBadge} state=${live?.state ?? run.state} />
       <span class="muted">${taskWords(run)}</span>
-      <div class="rest"><${ZoomBar} group=${group} last=${done} /></div>
+      ${done > 0 && html`<div class="rest"><${ZoomBar} group=${group} last=${done} /></div>`}
     </div>
     <${Problem} error=${error ?? metricsError} />
     <${Verdicts} comparison=${run.comparison} />
-    <${RunFacts} run=${run} done=${done} state=${live?.state ?? run.state} />
+    <${RunFacts} run=${run} done=${done} state=${live?.state ?? run.state} activity=${activity} />
     ${version === 0
       ? html`<${Waiting} height=${900} />`
+      : done === 0 && activity
+        ? html`<${ActivityPanel} activity=${activity} />`
       : done === 0
         ? html`<div class="panel"><${Empty} title="No rounds yet.">
             ${learns && grows ? "Evaluations on held-out hosts come first; charts" : "Charts"} start with round 1.<//></div>`
@@ -54,7 +60,7 @@ export function RunScreen({ id }) {
 }
 
 /** The numbers at the top of a run. */
-export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
+export function RunFacts({ run, done = run.rounds_done, state = run.state, activity = null }) {
   const learns = run.overview?.learns ?? true;
   const grows = run.overview?.grows ?? true;
   const left = timeLeft(run, done);
@@ -64,7 +70,9 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state }) {
       <dd><span data-test="round">${done}</span> <small>of ${run.rounds ?? "–"}</small></dd>
     </div>
     <${Fact} name=${state === "running" ? "time left, about" : "training time"}
-      note=${`${whole(run.steps_per_second)} ${learns ? "steps" : "epochs"} per second`}>
+      note=${activity && done > 0
+        ? `${activityWords(activity).phase}, ${percent(activity.share)}`
+        : `${whole(run.steps_per_second)} ${learns ? "steps" : "epochs"} per second`}>
       ${duration(state === "running" ? left : run.seconds)}<//>
     ${!grows && html`<${PPOFacts} run=${run} />`}
     ${learns && grows && html`<${Fact} name=${run.is_final ? "return, test split" : "best held-out return"}

@@ -7,9 +7,10 @@ import { Empty, Problem, Waiting } from "../components/messages.js";
 import { CurveSpark, curveScales } from "../components/sparkline.js";
 import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
-import { clearTone, gapWords, isNumber, many, moment, number, parameters, signed } from "../format.js";
+import { clearTone, gapWords, isNumber, many, moment, number, parameters, percent, signed } from "../format.js";
 import { useAnyMark } from "../live.js";
 import { address, go } from "../router.js";
+import { activityWords } from "../words.js";
 
 const COLUMNS = [
   { key: "name", label: "run", start: 1 },
@@ -17,7 +18,7 @@ const COLUMNS = [
   { key: "task", label: "task", start: 1 },
   { key: "progress", label: "rounds", start: -1, of: (run) => run.rounds_done / run.rounds },
   { key: "best_return", label: "held-out return", start: -1, isNumber: true,
-    title: "Return on held-out hosts over training, and the best. Curves of the same task have the same scale; the dashed line is the fixed schedule." },
+    title: "Return on held-out hosts over training, and the best or, once the run is done, the one of the final comparison. Curves of the same task have the same scale; the dashed line is the fixed schedule." },
   { key: "fixed_gap", label: "vs fixed schedule", start: -1, isNumber: true, of: fixedGap,
     title: "Return minus that of the fixed schedule on the same hosts. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
   { key: "score_gap", label: "gain", start: -1, isNumber: true, of: scoreGap,
@@ -104,16 +105,28 @@ function Row({ run, isTicked, tick, scale }) {
       ${run.notes && html`<div class="runs-notes muted small" title=${run.notes}>${firstLine(run.notes)}</div>`}</th>
     <td><${StateBadge} state=${run.state} /></td>
     <td class="runs-task">${run.task}</td>
-    <td class="runs-progress"><${Progress} share=${run.rounds_done / run.rounds} label="rounds done" />
-      <span class="small muted">${run.rounds_done ?? 0} of ${run.rounds ?? "–"}</span></td>
+    <td class="runs-progress"><${Progress} ...${progressOf(run)} />
+      <span class="small muted">${roundWords(run)}</span></td>
     <td class="n" data-name="held-out return"><span class="runs-curve">
-      <${CurveSpark} points=${run.returns} level=${run.fixed_return} scale=${scale} />
+      <${CurveSpark} points=${run.returns} rounds=${run.rounds} scale=${scale} />
       ${number(run.best_return)}</span></td>
     <td class="n" data-name="vs fixed"><${Gap} gap=${run.fixed_gap} otherwise=${fixedGap(run)} /></td>
     <td class="n" data-name="gain"><${Gap} gap=${run.score_gap} otherwise=${scoreGap(run)} /></td>
     <td class="n" data-name="parameters">${parameters(run.host_parameters, run.seed_parameters)}</td>
     <td class="small muted runs-begun">${moment(run.created_at)}</td>
   </tr>`;
+}
+
+function progressOf({ rounds_done: done, rounds, activity }) {
+  return !done && activity
+    ? { share: activity.share, label: activityWords(activity).title }
+    : { share: done / rounds, label: "rounds done" };
+}
+
+/** The rounds done or, before the first, what the run is doing. */
+function roundWords({ rounds_done: done, rounds, activity }) {
+  if (!done && activity) return `${activityWords(activity).phase}, ${percent(activity.share)}`;
+  return `${done ?? 0} of ${rounds ?? "–"}`;
 }
 
 /** A difference on held-out hosts: final with its interval, or so far in brackets. */
