@@ -88,7 +88,7 @@ UNKNOWN = "-"
 
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with a fixed number of decimals, or a dash for None."""
-    return UNKNOWN if value is None else f"{value:.{digits}f}"
+    return UNKNOWN if value is None else f"{value:z.{digits}f}"
 
 
 def whole(value: float | None) -> str:

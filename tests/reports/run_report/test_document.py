@@ -80,6 +80,8 @@ def test_the_verdict_comes_first_and_evaluations_before_the_comparison(folder: P
     assert (
         first.text == (report_of(values_of(folder))["runs"][0]["comparison"] or {})["sentences"][0]
     )
+    # Differences are in the plot and the table, not once more in words.
+    assert not any("against" in line for one in alone.blocks for line in getattr(one, "lines", ()))
     found = evidence_of("run")
     verdict = make_document(values, [found]).sections[0]
     assert [one.title for one in verdict.sections] == [

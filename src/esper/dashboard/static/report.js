@@ -30,14 +30,14 @@ function Charts({ run }) {
   const group = useChartGroup();
   const table = metricTable(run.metrics);
   return html`<${Zoom} group=${group} last=${table.roundsDone} />
-    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} steps=${stepsPerRound(run.overview)} grows=${run.overview.grows ?? true} learns=${run.overview.learns ?? true} />`;
+    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} steps=${stepsPerRound(run.overview)} reward=${run.overview.reward ?? null} grows=${run.overview.grows ?? true} learns=${run.overview.learns ?? true} />`;
 }
 
 function AllCharts({ runs }) {
   const group = useChartGroup();
   const tables = runs.map((run) => metricTable(run.metrics));
   return html`<${Zoom} group=${group} last=${Math.max(...tables.map(({ roundsDone }) => roundsDone))} />
-    <${CompareCharts} ...${{ tables, group }} names=${runs.map(({ name }) => name)} version=${1} />`;
+    <${CompareCharts} ...${{ tables, group }} names=${runs.map(({ name }) => name)} rewards=${runs.map(({ overview }) => overview?.reward ?? null)} version=${1} />`;
 }
 
 function Health({ health }) {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
+from esper.config.growth import RELATIVE_REWARDS
 from esper.evidence.claims import verdict_sentences
 from esper.evidence.results import Evidence
 from esper.evidence.text import facts, results_table
@@ -240,10 +241,12 @@ def _comparison_section(run: RunValues, place: int, prefix: str) -> Section:
         text = " ".join([verdict, *problems])
         return Section(title=title, anchor=anchor, blocks=(Text(text=text),))
     sentences = view["sentences"]
+    is_relative = run["overview"]["reward"] in RELATIVE_REWARDS
+    relative = ", relative to the same hosts left alone" if is_relative else ""
     note = (
         f"{view['n_hosts']} held-out hosts, {view['split']} split. Return is the score minus the "
-        "cost of FLOPs and added parameters. FLOPs are relative to the reference run, added "
-        "parameters to the host. Brackets: 95% confidence intervals over hosts, for this one "
+        f"cost of FLOPs and added parameters{relative}. FLOPs are relative to the reference run, "
+        "added parameters to the host. Brackets: 95% confidence intervals over hosts, for this one "
         "training run."
     )
     return Section(
@@ -255,7 +258,7 @@ def _comparison_section(run: RunValues, place: int, prefix: str) -> Section:
             Text(text="Return, learned minus each:"),
             Mount(drawing="differences", run=place, instead=(Rows(table=differences_table(view)),)),
             Rows(table=comparison_table(view)),
-            Items(lines=(*sentences[2:], *view["problems"])),
+            Items(lines=(*sentences[2 + len(view["differences"]) :], *view["problems"])),
             Text(text=note),
         ),
     )

@@ -272,7 +272,7 @@ def interval_text(interval: IntervalValues, *, signed: bool = True) -> str:
     mean, low, high = interval["mean"], interval["low"], interval["high"]
     if mean is None or low is None or high is None:
         return number(mean)
-    return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+    return f"{mean:{sign}z.3f} [{low:{sign}z.3f}, {high:{sign}z.3f}]"
 
 
 def runs_table(runs: Sequence[RunValues]) -> Table:

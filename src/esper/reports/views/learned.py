@@ -8,8 +8,10 @@ from dataclasses import fields
 from typing import TypedDict
 
 from esper.config.checks import require_int
+from esper.config.growth import RewardForm
 from esper.lifecycle.stages import Stage
 from esper.reports.views.carried_out import CarriedOut, carried_out
+from esper.reports.views.run import run_of, settings_of
 from esper.reports.views.values import finite
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RoundRecord
@@ -47,6 +49,8 @@ class Learned(TypedDict):
     parts: list[LearnedPart]
     carried_out: CarriedOut
     """Actions chosen and carried out in the latest steps."""
+    reward: RewardForm | None
+    """What mean returns are relative to, as in :class:`Overview`."""
 
 
 def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
@@ -66,8 +70,13 @@ def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
         n = min(n_parts, done)
         bounds = [(part * done // n + 1, (part + 1) * done // n) for part in range(n)]
         parts = [_part(telemetry, first, last) for first, last in bounds]
-        latest = carried_out(telemetry)
-    return {"summary": _summarize(parts), "parts": parts, "carried_out": latest}
+        latest, run = carried_out(telemetry), run_of(telemetry)
+    return {
+        "summary": _summarize(parts),
+        "parts": parts,
+        "carried_out": latest,
+        "reward": None if run is None else settings_of(run).rewards.reward,
+    }
 
 
 N_CHANGES = 4

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, TypedDict, cast
 
+from esper.config.growth import RewardForm
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
 from esper.reports.views.presets import PresetView, nearest_preset
@@ -132,6 +133,8 @@ class Overview(TypedDict):
     """Steps of each environment in a round."""
     n_epochs: int | None
     kl_limit: float | None
+    reward: RewardForm | None
+    """What the returns of training are relative to; see `esper.environment.rewards`."""
     learns: bool | None
     """Whether a policy learns in the run; not in a record of the user's own training."""
     grows: bool | None
@@ -170,6 +173,7 @@ def overview(telemetry: RunTelemetry) -> Overview:
         "n_steps": None if settings is None else settings.n_steps,
         "n_epochs": None if settings is None else settings.budget.n_epochs,
         "kl_limit": kl_limit if math.isfinite(kl_limit) else None,
+        "reward": None if settings is None else settings.rewards.reward,
         "learns": learns,
         "grows": grows,
     }

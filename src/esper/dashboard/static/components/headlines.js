@@ -6,6 +6,7 @@ import { clearTone, duration, gapWords, isNumber, number, parameters, percent, s
 import { address } from "../router.js";
 import { useTheme } from "../theme.js";
 import { differingSettings } from "../toml.js";
+import { heldOutReward, RELATIVE_TO } from "../words.js";
 import { StateBadge } from "./badge.js";
 import { IntervalPlot } from "./interval_plot.js";
 import { TableBox } from "./table_box.js";
@@ -47,6 +48,9 @@ function verdict(runs) {
   if (differing.some((name) => name.startsWith("budget."))) {
     return "The runs have different budgets or prices: their returns are not comparable.";
   }
+  if (new Set(runs.map(({ overview }) => RELATIVE_TO[heldOutReward(overview?.reward)] ?? null)).size > 1) {
+    return "The returns of the runs are relative to different things; only their differences from the fixed schedule are comparable.";
+  }
   const known = runs.map((run) => ({ name: run.name, final: finalOf(run) })).filter(({ final }) => isNumber(final?.mean));
   if (known.length < 2) return "Fewer than two of the runs have been compared on held-out hosts at their end.";
   const [best, second] = known.sort((a, b) => b.final.mean - a.final.mean);
@@ -87,7 +91,7 @@ export function DifferingSettings({ runs }) {
     <div class="panel-head"><h2>Settings that differ</h2></div>
     ${rows.length === 0 && html`<p class="muted">None.</p>`}
     ${rows.length > 0 && html`<${TableBox} label="Settings that differ" className="scroll-rows">
-      <table class="plain small"><thead><tr><th scope="col">setting</th>
+      <table class="plain small differing"><thead><tr><th scope="col">setting</th>
         ${runs.map((run) => html`<th scope="col" key=${run.id}>${run.name}</th>`)}</tr></thead>
       <tbody>${rows.map(({ name, comment, values }) => html`<tr key=${name}>
         <th scope="row" title=${comment}><code>${name}</code></th>
@@ -101,5 +105,5 @@ function finalOf(run) {
 
 function finalWords(run) {
   const final = finalOf(run);
-  return final ? `${number(final.mean)} [${number(final.low)}, ${number(final.high)}]` : "–";
+  return final ? html`${number(final.mean)} <span class="muted small">[${number(final.low)}, ${number(final.high)}]</span>` : "–";
 }

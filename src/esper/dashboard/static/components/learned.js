@@ -16,7 +16,7 @@ export function Learned({ learned }) {
   return html`<div class="stack">
     ${learned.summary && html`<p class="conclusion-line" data-test="learned-verdict">${learned.summary}</p>`}
     <${BarTable} title="Ops" note="per episode, by part of training; all bars have the same scale"
-      parts=${parts} rows=${opRows(parts).filter(({ name }) => name !== WAIT)} format=${twoDigits} extra=${numberRows(parts)} />
+      parts=${parts} rows=${opRows(parts).filter(({ name }) => name !== WAIT)} format=${twoDigits} extra=${numberRows(learned)} />
     <${CarriedOut} carriedOut=${learned.carried_out} />
     <div class="grid-2">
       <${BarTable} title="Blueprints germinated" note="share of the seeds germinated" parts=${parts} rows=${shareRows(parts, "blueprints")}
@@ -77,10 +77,11 @@ function opRows(parts) {
 }
 
 /** Rows of plain numbers: what is not an act of growth, or has a scale of its own. */
-function numberRows(parts) {
+function numberRows({ parts, reward }) {
+  const relative = reward === "scheduled" ? " above schedule" : "";
   return [
     { name: "episodes", values: parts.map((part) => whole(part.n_episodes)) },
-    { name: "mean return", values: parts.map((part) => number(part.mean_return)) },
+    { name: `mean return${relative}`, values: parts.map((part) => number(part.mean_return)) },
     { name: "mean final score", values: parts.map((part) => number(part.mean_score)) },
     { name: "waits per episode", values: parts.map((part) => (part.n_episodes ? twoDigits(part.ops[WAIT] ?? 0) : "–")) },
   ];

@@ -51,7 +51,8 @@ function Compared({ runs, ids, mark }) {
     <${DifferingSettings} runs=${runs} />
     <div class="screen-head compare-zoom"><h2>Learning curves</h2>
       <div class="rest"><${ZoomBar} group=${group} last=${last} /></div></div>
-    ${version > 0 && html`<${CompareCharts} names=${runs.map(({ name }) => name)} ...${{ tables, version, group }}
+    ${version > 0 && html`<${CompareCharts} names=${runs.map(({ name }) => name)}
+      rewards=${runs.map(({ overview }) => overview?.reward ?? null)} ...${{ tables, version, group }}
       complete=${completeTable} />`}
   </div>`;
 }

@@ -3,15 +3,15 @@
 import { html } from "../html.js";
 import { Chart } from "../charts.js";
 import { compact, count, number, probability } from "../format.js";
-import { plain } from "../words.js";
+import { plain, RELATIVE_TO } from "../words.js";
 
 const GREY = () => "#85898e";
 const HEADS = ["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"];
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 
 /** All charts in a grid. complete, if given, promises the table with all points, which a file of numbers has. */
-export function RunCharts({ table, version, klLimit, group, complete = null, steps = null, learns = true, grows = true }) {
-  const make = (from) => (!grows ? ppoCharts(from, klLimit) : learns ? chartsOf(from, klLimit, steps) : ownCharts(from));
+export function RunCharts({ table, version, klLimit, group, complete = null, steps = null, learns = true, grows = true, reward = null }) {
+  const make = (from) => (!grows ? ppoCharts(from, klLimit) : learns ? chartsOf(from, klLimit, steps, reward) : ownCharts(from));
   const allSeries = (name) => async () => make(await complete(table)).find((chart) => chart.name === name).series;
   return html`<div class="charts">
     ${make(table).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
@@ -24,17 +24,10 @@ export function stepsPerRound(overview) {
   return overview?.n_envs && overview?.n_steps ? overview.n_envs * overview.n_steps : null;
 }
 
-function chartsOf(table, klLimit, steps = null) {
+function chartsOf(table, klLimit, steps = null, reward = null) {
   const line = (label, name, look = {}) => ({ label, ...table.get(name), ...look });
   return [
-    {
-      name: "return", title: "Return", note: "score minus costs, mean per episode", unit: "return", format: number,
-      series: [
-        line("training", "rollout/ep_rew_mean"),
-        line("held-out", "eval/mean_reward", { isPoints: true, dash: [] }),
-        constant("fixed schedule", lastOf(table.get("eval/fixed_reward"))),
-      ],
-    },
+    ...returnCharts(table, line, reward),
     {
       name: "score", title: "Accuracy", note: "of the final host", unit: "final score", format: number,
       series: [
@@ -87,6 +80,29 @@ function chartsOf(table, klLimit, steps = null) {
       series: steps === null ? [] : lost(table, steps),
     },
   ].filter(({ series }) => series.length > 0);
+}
+
+/**
+ * Returns of training and of held-out hosts: in one chart only if they are relative to the same thing.
+ *
+ * Rewards that are relative to the fixed schedule exist in training alone; held-out hosts are compared with hosts left alone.
+ */
+function returnCharts(table, line, reward) {
+  const training = line("training", "rollout/ep_rew_mean");
+  const heldOut = line("held-out", "eval/mean_reward", { isPoints: true, dash: [] });
+  const fixed = constant("fixed schedule", lastOf(table.get("eval/fixed_reward")));
+  const look = { unit: "return", format: number };
+  if (reward !== "scheduled") {
+    const note = reward === "paired" ? `relative to ${RELATIVE_TO.paired}` : "score minus costs, mean per episode";
+    return [{ name: "return", title: "Return", note, ...look, series: [training, heldOut, fixed] }];
+  }
+  return [
+    { name: "return", title: "Return, held-out hosts", note: `relative to ${RELATIVE_TO.paired}`, ...look, series: [heldOut, fixed] },
+    {
+      name: "training-return", title: "Return, training hosts", note: `relative to ${RELATIVE_TO.scheduled}`, ...look,
+      series: [training, constant("fixed schedule", 0)],
+    },
+  ];
 }
 
 /** The charts of a training of the user's own: what no controller learns from has no place in them. */
