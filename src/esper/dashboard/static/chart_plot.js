@@ -210,13 +210,19 @@ function token(name) {
   };
 }
 
+/** Gives the width of an axis: as wide as its longest number, and never narrower than most. */
+function axisSize(plot, values) {
+  const longest = Math.max(0, ...(values ?? []).map(({ length }) => length));
+  return Math.max(46, 10 + 7 * longest);
+}
+
 function axes(settings, hasSecond) {
   const font = "12px system-ui, sans-serif";
   const common = {
     font, labelFont: font, labelSize: 17, labelGap: 0,
     stroke: token("--muted"), grid: { stroke: token("--line"), width: 1 }, ticks: { show: false },
   };
-  const side = { ...common, size: 46, gap: 4, values: (plot, values) => values.map(settings.axisFormat ?? tick) };
+  const side = { ...common, size: axisSize, gap: 4, values: (plot, values) => values.map(settings.axisFormat ?? tick) };
   const all = [
     { ...common, size: 24, gap: 4, incrs: STEPS, space: 56, label: settings.xTitle },
     { ...side, scale: "y", label: settings.unit },

@@ -1,11 +1,11 @@
 /** The comparison at a run's end in numbers: controllers on the same held-out hosts. */
 
 import { html } from "../html.js";
-import { number, percent, signed } from "../format.js";
+import { number, percent, signed, withMinus } from "../format.js";
 import { arm } from "../words.js";
 import { TableBox } from "./table_box.js";
 
-/** The table of controllers, and each difference in words; nothing without a comparison. */
+/** The table of controllers; nothing without a comparison. */
 export function Comparison({ comparison }) {
   if (!comparison) return null;
   return html`<div class="stack">
@@ -15,6 +15,8 @@ export function Comparison({ comparison }) {
 }
 
 function Final({ comparison }) {
+  // The first two are in the verdict, and one for each difference is in the table.
+  const others = (comparison.sentences ?? []).slice(2 + (comparison.differences ?? []).length);
   const against = Object.fromEntries((comparison.differences ?? []).map((one) => [one.against, one]));
   return html`<section class="panel">
     <div class="panel-head"><h2>Comparison at the end</h2>
@@ -33,7 +35,7 @@ function Final({ comparison }) {
         <td class="n">${percent(one.seed_parameters / one.host_parameters)}</td>
       </tr>`)}</tbody>
     </table><//>
-    <ul class="sentences">${(comparison.sentences ?? []).slice(2).map((line) => html`<li>${line}</li>`)}</ul>
+    ${others.map((line) => html`<p class="muted small comparison-words">${withMinus(line)}</p>`)}
   </section>`;
 }
 

@@ -1,7 +1,7 @@
 /** What a run came to: a sentence about its strongest opponent, and its difference to each. */
 
 import { html } from "../html.js";
-import { number, signed } from "../format.js";
+import { number, signed, withMinus } from "../format.js";
 import { arm } from "../words.js";
 import { IntervalPlot } from "./interval_plot.js";
 
@@ -20,8 +20,8 @@ export function FinalVerdict({ comparison }) {
   if (!comparison?.differences?.length) return null;
   const [first, growth] = comparison.sentences;
   return html`<section class="panel verdict" data-test="verdict">
-    <p class="verdict-sentence">${first}</p>
-    ${growth && html`<p class="verdict-more">${growth}</p>`}
+    <p class="verdict-sentence">${withMinus(first)}</p>
+    ${growth && html`<p class="verdict-more">${withMinus(growth)}</p>`}
     <h3 class="verdict-plot-title">Return, learned minus each
       <span class="muted small">${comparison.n_hosts} held-out hosts, ${comparison.split} split; 95% confidence intervals</span></h3>
     <${Differences} differences=${comparison.differences} />
@@ -38,13 +38,13 @@ export function Differences({ differences }) {
 function EvaluationVerdict({ evaluation }) {
   const [first, ...others] = evaluation.sentences;
   return html`<section class="panel verdict" data-test="evaluation">
-    <p class="verdict-sentence">${first}</p>
+    <p class="verdict-sentence">${withMinus(first)}</p>
     <h3 class="verdict-plot-title">Score in points, learned minus each
       <span class="muted small">esper evaluate at price ${evaluation.price}: ${evaluation.n_hosts} hosts of${" "}
         ${evaluation.task}, ${evaluation.split} split</span></h3>
     <${ArmDifferences} differences=${evaluation.differences} />
     <details class="verdict-details"><summary>in words</summary>
-      <ul class="sentences">${others.map((line) => html`<li>${line}</li>`)}</ul></details>
+      <ul class="sentences">${others.map((line) => html`<li>${withMinus(line)}</li>`)}</ul></details>
   </section>`;
 }
 

@@ -52,12 +52,18 @@ export function EnvironmentsScreen({ id }) {
     ${data.envs.length === 0
       ? html`<div class="panel"><${Nothing} ...${{ which, hasSteps: data.has_steps, isRunning }} /></div>`
       : html`<${Summary} ...${{ data, isRunning, which }} /><${Hosts} ...${{ id, data, order, isRunning }} />
-        ${data.has_steps && html`<div class="timeline-legend"><${StageLegend} /><${MarkLegend} /></div>`}`}`;
+        ${data.has_steps && html`<${Legends} data=${data} />`}`}`;
 }
 
 function about(which, isRunning) {
   if (which === "finished") return "the last host of each environment that finished its episode";
   return isRunning ? "the host of each environment, in its current episode" : "the host of each environment when the run ended";
+}
+
+/** Says what the looks on the cards mean; only those that are there. */
+function Legends({ data: { envs } }) {
+  return html`<div class="timeline-legend"><${StageLegend} stages=${envs.flatMap(({ stages }) => stages)} />
+    <${MarkLegend} kinds=${new Set(envs.map(({ op }) => op))} /></div>`;
 }
 
 /** All hosts in a few numbers. */

@@ -26,7 +26,7 @@ export function SettingsScreen({ id }) {
     <div class="screen-head"><h1>Settings</h1>
       <span class="muted small">started ${moment(run.created_at)} with Esper ${run.overview.esper_version}</span>
       <div class="rest">
-        ${preset && html`<label class="field"><input type="checkbox" checked=${onlyDiffering}
+        ${preset && Object.keys(preset.differs).length > 0 && html`<label class="field"><input type="checkbox" checked=${onlyDiffering}
           onChange=${(event) => setOnlyDiffering(event.currentTarget.checked)} />only what differs from ${preset.name}</label>`}
         <label class="field">find <input type="search" value=${wanted} placeholder="name or text"
           onInput=${(event) => setWanted(event.currentTarget.value)} /></label></div></div>
@@ -56,6 +56,7 @@ function PresetWords({ preset }) {
 function Table({ text, wanted, preset, onlyDiffering }) {
   const words = wanted.trim().toLowerCase();
   const differs = preset?.differs ?? {};
+  const hasPreset = Object.keys(differs).length > 0;
   const isDiffering = (one) => settingName(one) in differs;
   const settings = readSettings(text)
     .filter((one) => `${settingName(one)} ${one.comment}`.toLowerCase().includes(words))
@@ -63,12 +64,12 @@ function Table({ text, wanted, preset, onlyDiffering }) {
   if (settings.length === 0) return html`<div class="panel"><${Empty} title="No matching setting." /></div>`;
   return html`<${TableBox} label="Settings" className="panel"><table class="plain settings">
     <thead><tr><th scope="col">setting</th><th scope="col">value</th>
-      ${preset && html`<th scope="col">in ${preset.name}</th>`}<th scope="col">description</th></tr></thead>
+      ${hasPreset && html`<th scope="col">in ${preset.name}</th>`}<th scope="col">description</th></tr></thead>
     <tbody>${settings.map((one, k) => html`<tr key=${settingName(one)}
       class=${classes(isDiffering(one) && "differs", one.section !== settings[k - 1]?.section && "section-start")}>
       <th scope="row"><code>${one.section && html`<span class="muted">${one.section}.</span>`}${one.key}</code></th>
       <td><code>${one.value}</code></td>
-      ${preset && html`<td data-name=${`in ${preset.name}:`}><code class="muted">${isDiffering(one) ? (differs[settingName(one)] ?? "–") : ""}</code></td>`}
+      ${hasPreset && html`<td data-name=${`in ${preset.name}:`}><code class="muted">${isDiffering(one) ? (differs[settingName(one)] ?? "–") : ""}</code></td>`}
       <td class="muted small">${one.comment}</td></tr>`)}</tbody>
   </table><//>`;
 }
@@ -77,6 +78,6 @@ function Choices({ overview }) {
   return html`<section class="panel">
     <div class="panel-head"><h2>Actions</h2><span class="muted small">the heads of an action and their choices</span></div>
     <dl class="choices">${overview.heads.map((head) => html`<div key=${head}><dt>${plain(head)}</dt>
-      <dd>${(overview.choices?.[head] ?? []).map(plain).join(", ")}</dd></div>`)}</dl>
+      <dd>${(overview.choices?.[head] ?? []).map((name) => html`<span class="listed-choice">${plain(name)}</span>${" "}`)}</dd></div>`)}</dl>
   </section>`;
 }
