@@ -25,6 +25,18 @@ def test_the_return_is_drawn_with_the_fixed_schedule() -> None:
     assert [line.get_label() for line in plot_metrics(metrics).axes[0].lines] == ["held-out"]
 
 
+def test_returns_relative_to_the_schedule_have_a_chart_of_their_own() -> None:
+    metrics: Metrics = {
+        "rollout/ep_rew_mean": _series(-0.01),
+        "eval/mean_reward": _series(0.5),
+        "eval/fixed_reward": _series(0.6),
+    }
+    held_out, training, *_ = plot_metrics(metrics, is_scheduled=True).axes
+    assert [line.get_label() for line in held_out.lines] == ["held-out", "fixed schedule"]
+    assert [line.get_label() for line in training.lines] == ["training"]
+    assert training.get_title(loc="left") == "Return, relative to the fixed schedule"
+
+
 def _series(value: float) -> Series:
     return Series(rounds=[1, 2], values=[value, value])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from esper.errors import ConfigError
@@ -46,8 +46,14 @@ class Panel:
     """Whether to draw the KL divergence at which updates stop."""
 
 
-def find_panels(metrics: Iterable[str]) -> tuple[Panel, ...]:
-    """Return all charts of a run with these metrics."""
+def find_panels(metrics: Iterable[str], *, is_scheduled: bool = False) -> tuple[Panel, ...]:
+    """Return all charts of a run with these metrics.
+
+    Args:
+        metrics: The names of its metrics.
+        is_scheduled: Whether returns of training are relative to the fixed schedule. They then have
+            a chart of their own, because those of held-out hosts are not.
+    """
     heads = sorted(name.removeprefix(_ENTROPY) for name in metrics if name.startswith(_ENTROPY))
     entropies = (
         Line(metric=f"{_ENTROPY}{head}", label=head.replace("_", " "), is_main=head == "op")
@@ -57,8 +63,10 @@ def find_panels(metrics: Iterable[str]) -> tuple[Panel, ...]:
         Line(metric=f"ops/{op}", label=op.replace("_", " "), is_main=op == "germinate")
         for op in _OPS
     )
+    returns, *results = _RESULTS
     return (
-        *_RESULTS,
+        *(_split_returns(returns) if is_scheduled else (returns,)),
+        *results,
         *_UPDATES,
         Panel(
             name="entropy",
@@ -66,6 +74,19 @@ def find_panels(metrics: Iterable[str]) -> tuple[Panel, ...]:
             lines=tuple(entropies),
         ),
         Panel(name="ops", title="Ops per episode", lines=tuple(ops)),
+    )
+
+
+def _split_returns(panel: Panel) -> tuple[Panel, Panel]:
+    """Return the chart of held-out hosts, and that of training."""
+    training, held_out = panel.lines
+    return (
+        replace(panel, title="Return, relative to hosts left alone", lines=(held_out,)),
+        Panel(
+            name="training-return",
+            title="Return, relative to the fixed schedule",
+            lines=(replace(training, is_main=True),),
+        ),
     )
 
 
@@ -163,18 +184,25 @@ def empty_figure(width: float, height: float) -> Figure:
     return ShownFigure(figsize=(width, height), layout="constrained")
 
 
-def plot_metrics(metrics: Metrics, *, title: str = "", kl_limit: float | None = None) -> Figure:
+def plot_metrics(
+    metrics: Metrics,
+    *,
+    title: str = "",
+    kl_limit: float | None = None,
+    is_scheduled: bool = False,
+) -> Figure:
     """Return a figure with all charts of :func:`find_panels` for one run.
 
     Args:
         metrics: The run's metrics.
         title: Title of the figure.
         kl_limit: The KL divergence at which updates stop; None if they don't.
+        is_scheduled: As in :func:`find_panels`.
 
     Raises:
         ConfigError: If matplotlib is not installed.
     """
-    panels = find_panels(metrics)
+    panels = find_panels(metrics, is_scheduled=is_scheduled)
     n_rows = -(-len(panels) // 3)
     figure = empty_figure(13, 3 * n_rows)
     axes: Any = figure.subplots(n_rows, 3, sharex=True, squeeze=False)

@@ -48,7 +48,10 @@ def plot_run(
     if what == "learning":
         limit = run.config.ppo.kl_limit
         limit = limit if math.isfinite(limit) else None
-        return plot_metrics(run.metrics(), title=run.name, kl_limit=limit)
+        is_scheduled = run.config.rewards.reward == "scheduled"
+        return plot_metrics(
+            run.metrics(), title=run.name, kl_limit=limit, is_scheduled=is_scheduled
+        )
     if what == "timeline":
         return _plot_timeline(run, env, episode)
     from esper.reports.run_figures import plot_learned
@@ -110,7 +113,9 @@ def _figures(runs: Sequence[RunValues]) -> Iterator[tuple[str, Figure]]:
     metrics = {run["name"]: _metrics(run) for run in runs}
     limits = {run["overview"]["kl_limit"] for run in runs}
     limit = limits.pop() if len(limits) == 1 else None
-    for panel in find_panels({name for one in metrics.values() for name in one}):
+    names = {name for one in metrics.values() for name in one}
+    is_scheduled = all(run["overview"]["reward"] == "scheduled" for run in runs)
+    for panel in find_panels(names, is_scheduled=is_scheduled):
         figure = plot_panel(panel, metrics, kl_limit=limit)
         if figure is not None:
             yield panel.name, figure
