@@ -213,6 +213,7 @@ def test_a_zoom_into_the_health_of_a_long_run_asks_for_every_round(
     rounds = found.value.json()["memory"]["rounds"]
     assert rounds == list(range(rounds[-1] - 100, rounds[-1] + 1))
     settle(visitor)
+    chart.scroll_into_view_if_needed()  # the button is at the top
     box = chart.locator(".u-over").bounding_box()
     assert box is not None
     pointed: list[str] = []

@@ -52,7 +52,7 @@ export function EnvironmentsScreen({ id }) {
     ${data.envs.length === 0
       ? html`<div class="panel"><${Nothing} ...${{ which, hasSteps: data.has_steps, isRunning }} /></div>`
       : html`<${Summary} ...${{ data, isRunning, which }} /><${Hosts} ...${{ id, data, order, isRunning }} />
-        ${data.has_steps && html`<${Legends} data=${data} />`}`}`;
+        ${data.has_steps && html`<${Legends} ...${{ data, isRunning }} />`}`}`;
 }
 
 function about(which, isRunning) {
@@ -60,8 +60,9 @@ function about(which, isRunning) {
   return isRunning ? "the host of each environment, in its current episode" : "the host of each environment when the run ended";
 }
 
-/** Says what the looks on the cards mean; only those that are there. */
-function Legends({ data: { envs } }) {
+/** Says what the looks on the cards mean: all that may come, and after the run those that are there. */
+function Legends({ data: { envs }, isRunning }) {
+  if (isRunning) return html`<div class="timeline-legend"><${StageLegend} /><${MarkLegend} /></div>`;
   return html`<div class="timeline-legend"><${StageLegend} stages=${envs.flatMap(({ stages }) => stages)} />
     <${MarkLegend} kinds=${new Set(envs.map(({ op }) => op))} /></div>`;
 }
