@@ -256,7 +256,7 @@ PROBLEMS = {
         _tabular("soybean", **SMALL),
         _tabular("breast-cancer", learning_rate=1e-3, **SMALL),
         _tabular("pima", learning_rate=1e-3, **SMALL),
-        _tabular("diamonds", metric="mse"),
+        _tabular("diamonds", metric="mse", repeats=5),
         _tabular("diabetes", metric="mse", **SMALL),
         _tabular("ozone", metric="mse", **SMALL),
         Problem(
