@@ -255,7 +255,8 @@ def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     synonym = SYNONYMS.get(str(name))
     if synonym in allowed:
         return f" Did you mean {synonym!r}?"
-    nearest = difflib.get_close_matches(str(name), allowed, n=1)
+    same = [each for each in allowed if each.lower() == str(name).lower()]
+    nearest = same or difflib.get_close_matches(str(name), allowed, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 

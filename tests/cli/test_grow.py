@@ -205,3 +205,20 @@ def test_wrong_words_are_rejected_before_anything_is_announced(
     assert shown.out == ""
     assert words[1] in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_the_shipped_controller_grows_what_helps_unless_there_is_a_price(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    free, dear = {}, {}
+    for found, words in ((free, []), (dear, ["--price", "0.3"])):
+        assert main(["grow", "--task", "spirals", "--json", *words]) == 0
+        found.update(json.loads(capsys.readouterr().out))
+    assert len(free["timeline"]) > len(dear["timeline"])
+    assert free["seed_parameters"] > dear["seed_parameters"]
+
+
+def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grow", "--price", "-1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -43,7 +43,7 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.modes import THREAD_VARIABLES
 from esper.tamiyo import SavedController, WaitController, save_controller
 from esper.tamiyo.controllers import saved as saved_files
-from esper.tasks import bits_per_character
+from esper.tasks import bits_per_character, make_task
 from tests.growing.own_models import CNN, MLP, Block, Transformer, digits
 from tests.tamiyo.fresh_controllers import fresh_controller
 
@@ -497,7 +497,7 @@ def test_the_cost_is_said_once() -> None:
         initialized(MLP(1)), TRAIN, VAL, 3, controller="wait", baseline=True, max_flops=1.0
     )
     assert early.summary.n_epochs < 3
-    assert "Growing took 1 times its FLOPs" in str(early.summary)
+    assert "Growing took as many FLOPs." in str(early.summary)
 
 
 @pytest.mark.parametrize("price", [0.0, 0.2])
@@ -515,8 +515,10 @@ def test_paired_rewards_make_the_expectation_a_gain_over_the_baseline(price: flo
     gain = summary.after - plain.after - cost
     assert gain != 0.0
     assert summary.gain == pytest.approx(gain)
+    if price:  # the gain includes what ending early saves
+        assert summary.expectation == ""
+        return
     assert "to gain 2.1 points of accuracy compared with training" in summary.expectation
-    assert ("net of costs" in summary.expectation) == bool(price)
     verb = "gained" if gain >= 0 else "lost"
     assert f"it {verb} {100 * abs(gain):.1f} on validation" in summary.expectation
     assert summary.expectation in grown._repr_html_()
@@ -558,10 +560,33 @@ def test_what_the_controller_expected_without_a_limit_is_left_out_if_one_took_ef
 
 def test_the_expected_gain_of_a_tasks_host_is_shown_beside_its_test_metric() -> None:
     paired = expecting(0.1, rewards="paired")
-    summary = grow("spirals", controller=paired, n_epochs=2).summary
+    summary = grow("spirals", controller=paired, price=0.0, n_epochs=2).summary
     assert "gain 10.0 points of accuracy" in summary.expectation
-    assert "net of costs; test accuracy went from" in summary.expectation
+    assert "; test accuracy went from" in summary.expectation
     assert "baseline" not in summary.expectation
+
+
+def test_a_loss_that_is_a_class_is_refused_with_the_object_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"give an object of it, CrossEntropyLoss\(\)"):
+        grow(MLP(1), TRAIN, VAL, 2, loss=nn.CrossEntropyLoss)
+
+
+def test_the_case_of_an_optimizers_name_does_not_mislead_the_hint() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'adamw'\?"):
+        grow(MLP(1), TRAIN, VAL, 2, optimizer="AdamW")
+
+
+def test_a_host_of_a_task_pays_the_price_that_is_given() -> None:
+    own, free, dear = (
+        grow("spirals", controller="wait", price=price, n_epochs=3).results
+        for price in (None, 0.0, 0.5)
+    )
+    score = free.scores[0]
+    assert free.returns[0] == pytest.approx(score)
+    usual = make_task("spirals").budget.flop_price
+    flops = free.flops[0]
+    assert own.returns[0] == pytest.approx(score - usual * flops)
+    assert dear.returns[0] == pytest.approx(score - 0.5 * flops)
 
 
 def test_nothing_is_expected_of_a_metric_that_is_no_score() -> None:

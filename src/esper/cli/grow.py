@@ -48,6 +48,10 @@ class GrowOptions:
     epochs: Annotated[int | None, optional("N")] = None
     """Epochs of training; by default those of the controller or of the task."""
 
+    price: Annotated[float | None, optional("PRICE")] = None
+    """Price of the FLOPs of plain training, in score; by default 0 for the shipped controller, so
+    that it grows whatever helps, and the task's own for others."""
+
     seed: int = 0
     """Random seed of the host's weights, and of its data if the task samples them."""
 
@@ -71,6 +75,8 @@ def run_grow(args: Sequence[str]) -> int:
         raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
     if options.epochs is not None and options.epochs < 1:
         raise UsageError(f"--epochs is {options.epochs}; it must be a whole number of at least 1.")
+    if options.price is not None and not options.price >= 0.0:
+        raise UsageError(f"--price is {options.price}; it must be a number of at least 0.")
     require_task(options.task)
     target = _read_target(options.target)
     require_writable(Path(options.out))
@@ -116,8 +122,10 @@ def _grow(options: GrowOptions, target: dict[str, int] | None, progress: Progres
         task = _learned_task(saved, allow_code=options.allow_code)
     else:
         task = make_task(options.task or "digits")
+    is_shipped = saved is not None and saved.is_shipped
     return grow(
         task,
+        price=0.0 if options.price is None and is_shipped else options.price,
         controller=options.controller if saved is None else saved,
         target=target,
         fractions=options.fractions or None,

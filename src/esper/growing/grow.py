@@ -40,7 +40,7 @@ def grow(
     loss: LossFunction | None = None,
     metric: str | Metric | MetricFunction | None = None,
     class_weights: Tensor | Sequence[float] | None = None,
-    price: float = 0.0,
+    price: float | None = None,
     controller: AnyController = "shipped",
     target: Mapping[str, int] | None = None,
     fractions: Sequence[float] | None = None,
@@ -87,8 +87,8 @@ def grow(
         metric: ``"accuracy"``, ``"mse"``, ``"r2"``, ``"loss"``, an :class:`esper.Metric`, or a
             function of outputs and targets where more is better; None for the one that fits.
         class_weights: A weight for each class, for the default loss.
-        price: Price of the FLOPs of plain training, in score, that the controller is told. At 0 it
-            never ends the training early.
+        price: Price of the FLOPs of plain training, in score, that the controller is told. At 0,
+            the default for a model, it never ends the training early; a task has its own price.
         controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name of
             a simple controller, or a controller.
         target: With ``controller="progressive"``, the size to grow to: ``{"depth": 12}`` for 12
@@ -139,6 +139,8 @@ def grow(
         raise ConfigError(f"epochs is {epochs!r} and budget is {budget!r}; give one of them.")
     given_as = "epochs" if budget is None else "budget"
     epochs = budget if epochs is None else epochs
+    if price is not None:
+        require_number("price", price, least=0.0)
     options: dict[str, Any] = {**(task_options or {}), **settings}
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
@@ -158,9 +160,13 @@ def grow(
             baseline=baseline or None,
         )
         task = find_task(model, options)
+        usual = task.budget
+        if price is not None:  # at price 0 nothing has a cost
+            rent = usual.parameter_rent if price else 0.0
+            usual = replace(usual, flop_price=price, parameter_rent=rent)
         return grow_task(
             task,
-            _find_budget(epochs, task.budget, given_as),
+            _find_budget(epochs, usual, given_as),
             controller,
             target=target,
             fractions=fractions,
@@ -180,8 +186,7 @@ def grow(
         )
     saved = find_saved(controller)
     usual = Budget() if saved is None else saved.budget
-    require_number("price", price, least=0.0)
-    plan = _find_budget(epochs, replace(usual, flop_price=price), given_as)
+    plan = _find_budget(epochs, replace(usual, flop_price=price or 0.0), given_as)
     training = read_settings(options, optimizer, inspect.signature(grow).parameters)
     given, given_optimizer = copy_all(model, optimizer, scheduler)
     train = Batches(

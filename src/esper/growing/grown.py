@@ -185,8 +185,8 @@ class GrowthSummary:
         if self.full_slots and self.max_widening is not None:
             found.append(
                 f"The limit, {self.max_widening:g} times the given hidden units, was reached in "
-                f"{listed(list(self.full_slots))}; "
-                "esper.add_slots(..., growth_config=GrowthConfig(max_widening=...)) sets another."
+                f"{listed(list(self.full_slots))}; to set another, add the slots before growing: "
+                "esper.add_slots(model, ..., growth_config=GrowthConfig(max_widening=...))."
             )
         if self.max_parameters is not None:
             found.append(
@@ -214,15 +214,16 @@ class GrowthSummary:
     def expectation(self) -> str:
         """What the controller expected and what came of it, in a sentence.
 
-        Empty without an estimate, for a metric beyond the scores that controllers know, and if a
-        limit that the controller is not told cut growth or training short.
+        Empty without an estimate, for a metric beyond the scores that controllers know, if a limit
+        that the controller is not told cut growth or training short, and for a gain net of costs,
+        most of which is what ending early saves.
         """
         if self.score is None or not -1.0 <= self.score <= 1.0:
             return ""
         if self.max_parameters is not None or self.stopped not in ("", ENDED_BY_CONTROLLER):
             return ""
         if self.expected_gain is not None:
-            return self._expected_growth(self.expected_gain)
+            return "" if self.has_costs else self._expected_growth(self.expected_gain)
         if self.expected_score is None:
             return ""
         named = "a score of " if self.scale else f"{self.metric} "
@@ -259,8 +260,7 @@ class GrowthSummary:
             )
         return (
             f"{GUESS} growth to {'gain' if expected >= 0.0 else 'lose'} "
-            f"{size(expected)} {unit} compared with training the model as it is"
-            f"{', net of costs' * self.has_costs}; {outcome}{scale}."
+            f"{size(expected)} {unit} compared with training the model as it is; {outcome}{scale}."
         )
 
     def _rollbacks(self) -> tuple[str, ...]:
@@ -275,12 +275,14 @@ class GrowthSummary:
         if self.baseline is None:
             return ()
         if self.after == self.baseline:
-            verdict = "growing it made no difference (with a price it grows less)"
+            verdict = "growing it made no difference"
+            verdict += " (with a price it grows less)" * self.has_costs
         else:
             verdict = "growing it was " + ("better" if self.is_above_baseline else "worse")
         ratio = self.flops * self.budget_epochs / max(1, self.n_epochs)
         # If all epochs were used, the cost above is the same ratio.
-        cost = f" Growing took {ratio:.2g} times its FLOPs." * (self.n_epochs < self.budget_epochs)
+        much = "as many" if 0.95 < ratio < 1.05 else f"{ratio:.2g} times the"
+        cost = f" Growing took {much} FLOPs." * (self.n_epochs < self.budget_epochs)
         return (
             f"The given model, trained without growth for as many epochs with the same seeds, "
             f"reaches {self.baseline:.4g}: {verdict}, on this validation data and with one seed."

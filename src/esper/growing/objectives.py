@@ -154,6 +154,10 @@ def make_objective(
         BadDataError: If outputs and targets do not fit.
         ConfigError: If the loss, metric or class weights are invalid.
     """
+    if isinstance(loss, type):
+        raise ConfigError(
+            f"loss is the class {loss.__name__}; give an object of it, {loss.__name__}()."
+        )
     if loss is not None and not callable(loss):
         raise ConfigError(
             f"loss is {type_of(loss)}; it must be a function of outputs and targets, such as "
