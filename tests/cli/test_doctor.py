@@ -42,7 +42,7 @@ def test_failed_checks_are_named_at_the_end(
     (tmp_path / "file").write_text("")
     assert main(["doctor", "--runs-dir", str(tmp_path / "file" / "runs")]) == 1
     told = capsys.readouterr().out
-    assert "Training cannot work: fix runs folder." in told
+    assert "Not ready to train: fix runs folder." in told
     assert "WRONG  runs folder" in told
 
 

@@ -203,5 +203,5 @@ def run_doctor(args: Sequence[str]) -> int:
     else:
         print_columns([(_MARKS[check.verdict], check.about, check.found) for check in checks])
         names = ", ".join(check.about for check in wrong)
-        print(f"Training cannot work: fix {names}." if wrong else "Training can work.")
+        print(f"Not ready to train: fix {names}." if wrong else "Ready to train.")
     return 1 if wrong else 0

@@ -277,7 +277,7 @@ def _require_no_task(task_options: Mapping[str, Any] | None) -> None:
 def _require_none(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
-            raise ConfigError(f"{name} is given with a task; a task has its own.")
+            raise ConfigError(f"{name} does not go with a task, only with a model of your own.")
 
 
 def _find_budget(budget: Any, default: Budget, name: str) -> Budget:
