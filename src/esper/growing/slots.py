@@ -23,6 +23,7 @@ from esper.growth.placement import (
     find_slots,
 )
 from esper.growth.seed_slot import SeedSlot
+from esper.growth.sites import SlotSite
 from esper.growth.slot_lives import SlotLives
 from esper.lifecycle.stages import Stage
 
@@ -101,15 +102,13 @@ def _reserve_for_depth(model: nn.Module, **options: Any) -> None:
     controllers would have to learn which of the two to take.
     """
     sites = [slot.site for slot in slots(model).values()]
-    names = [site.name for site in sites if site.hidden]
-    sites = [
-        replace(site, is_for_depth=True)
-        if site.identity is not None
-        and not site.hidden
-        and any(name.startswith(f"{site.name}.") for name in names)
-        else site
-        for site in sites
-    ]
+    widened = [site.name for site in sites if site.can_widen]
+
+    def is_for_depth(site: SlotSite) -> bool:
+        is_around = any(name.startswith(f"{site.name}.") for name in widened)
+        return site.identity is not None and not site.can_widen and is_around
+
+    sites = [replace(site, is_for_depth=is_for_depth(site)) for site in sites]
     if any(site.is_for_depth for site in sites):
         remove_slots(model)
         attach_slots(model, sites, **options)

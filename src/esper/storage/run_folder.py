@@ -33,6 +33,9 @@ from esper.storage.files import remove_stale, write_atomic
 LOCK_TRIES = 5
 """Attempts to take a lock before the run counts as in use."""
 
+ACTIVITY_FILE = "activity.json"
+"""What a run is doing while it makes no records."""
+
 OWN_NAMES = (
     "config.toml",
     "checkpoints",
@@ -42,7 +45,7 @@ OWN_NAMES = (
     "telemetry.sqlite-journal",
     "telemetry.sha256",
     "summary.json",
-    "activity.json",
+    ACTIVITY_FILE,
     "lock",
     "tensorboard",
     "wandb",
@@ -71,7 +74,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.telemetry_file = self.path / "telemetry.sqlite"
         self.summary_file = self.path / "summary.json"
-        self.activity_file = self.path / "activity.json"
+        self.activity_file = self.path / ACTIVITY_FILE
         self.lock_file = self.path / "lock"
         self._was_made = False
 

@@ -11,13 +11,12 @@ from esper.errors import RunError
 from esper.reports.views.comparison import SUMMARY_FILE
 from esper.reports.views.run import Points, run_of
 from esper.reports.views.values import finite
+from esper.storage.run_folder import ACTIVITY_FILE
 from esper.telemetry import RunTelemetry
 
 if TYPE_CHECKING:
     from esper.statistics import Interval
 
-ACTIVITY_FILE = "activity.json"
-"""What a run is doing while it makes no records."""
 NOTES_FILE = "notes.md"
 """Notes that a user keeps in a run's folder."""
 MOST_CHARACTERS = 4000
