@@ -69,7 +69,6 @@ setup(
     if REPOSITORY
     else {},
     ext_modules=[
-        kernel("esper.populations._conv3x3"),
         kernel("esper.populations._vector_hosts"),
         kernel("esper.simic.agent._advantages"),
         kernel("esper.simic.policy._draw"),

@@ -21,7 +21,7 @@ TARGETS = {16: 5.0, 64: 7.0}
 """Target speedup over one environment, by number of environments."""
 MAX_OVERHEAD = 0.10
 """Target for the share of a step of 16 environments spent on neither training nor evaluation."""
-CONTROLLERS = ("random", "heuristic", "wait")
+CONTROLLERS = ("random", "heuristic", "no-growth")
 N_STEPS = 16
 """Steps per call: the length of an episode."""
 ROUNDS = 8

@@ -69,10 +69,10 @@ def _compare_trainings(width: int, effort: Effort) -> Row:
             (logits.argmax(1) == validation[1]).float().mean().item()
 
     def ours() -> None:
-        esper.grow(model, train, validation, N_EPOCHS, controller="wait", progress=False)
+        esper.grow(model, train, validation, N_EPOCHS, controller="no-growth", progress=False)
 
     size = sum(parameter.numel() for parameter in model.parameters())
-    name = f"esper.grow, MLP of {size:,} parameters, {N_EPOCHS} epochs without growth"
+    name = f"esper.grow, MLP of {size:,} parameters, {N_EPOCHS} epochs, no growth"
     timings = time_side_by_side({name: ours, PLAIN: plain}, effort)
     return compare(timings, name, PLAIN, group=GROUP, kind=Ratio.COST, limit=1.3)
 
@@ -99,7 +99,7 @@ def _step(model: nn.Module, *, grows: bool) -> Call:
 
     at = [f"blocks.{number}" for number in range(CONFIG.n_blocks)]
     grower = esper.Grower(
-        model, optimizer, epochs=10, controller="wait", at=at, sample_input=inputs[:1]
+        model, optimizer, epochs=10, controller="no-growth", at=at, sample_input=inputs[:1]
     )
 
     def grower_step() -> None:

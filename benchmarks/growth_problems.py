@@ -21,8 +21,8 @@ from esper.config.growth import CNNHostConfig, GPTHostConfig, HostConfig, MLPHos
 from esper.errors import MissingDataError
 from esper.tasks.data import TaskData
 from esper.tasks.digits import make_digits
-from esper.tasks.fashion_mnist import make_fashion_mnist
 from esper.tasks.text import Vocabulary, load_book
+from fashion_mnist import load_fashion_mnist
 
 ASCII = Vocabulary("\n\t" + "".join(map(chr, range(32, 127))))
 """Newline, tab and what ASCII can print; all else is one token."""
@@ -169,7 +169,7 @@ def _digits(host: str) -> Data:
 
 @lru_cache(maxsize=1)
 def _fashion() -> Data:
-    return ImageData(make_fashion_mnist(image_size=14).data)
+    return ImageData(load_fashion_mnist())
 
 
 RATES = (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)

@@ -53,7 +53,7 @@ class Comparison:
         """Return the regret of an arm at each budget."""
         best = [self.mean(self.best_fixed(budget), budget) for budget in self.budgets]
         own = [self.mean(arm, budget) for budget in self.budgets]
-        return [loss - least for loss, least in zip(own, best, strict=True)]
+        return [loss - minimum for loss, minimum in zip(own, best, strict=True)]
 
     def difference(self, arm: str, budget: float) -> Interval:
         """Return an arm's loss minus that of the best fixed size, paired by seed."""

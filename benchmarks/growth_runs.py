@@ -273,7 +273,7 @@ def deepen(
                 copy_moments(optimizer, grown[name].seed, grown[name].block)
             grown.commit(name)
             grown.absorb(name)
-    keeper.close()
+    keeper.slots.listeners.remove(keeper.sync)
     if settings.rewarm:
         host = optimizer.param_groups[0]
         new = [parameter for parameter in host["params"] if id(parameter) not in old]

@@ -48,7 +48,7 @@ LEARNING = ("update", "telemetry", "checkpoint")
 """Parts of a round other than collection."""
 TARGET = 2.0
 CNN_PARTS = {
-    "environment, no growth": "wait",
+    "environment, no growth": "no-growth",
     "growth by the heuristic": "heuristic",
     "growth at random, all ops": "random",
 }
@@ -88,7 +88,7 @@ def _calls() -> dict[str, Call]:
         PILOT: _repeated(pilot.train_epoch),
         "training alone": _repeated(population.train_epoch),
         "+ validation in each epoch": _repeated(validate),
-        "+ environment: rewards, records, new hosts": EpisodeDriver("wait", N_HOSTS),
+        "+ environment: rewards, records, new hosts": EpisodeDriver("no-growth", N_HOSTS),
         "+ growth by the heuristic": EpisodeDriver("heuristic", N_HOSTS),
         "+ growth at random, all ops": EpisodeDriver("random", N_HOSTS),
     }

@@ -31,7 +31,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import load_preset
 from esper.environment import GrowthVectorEnv
 from esper.growth.hosts import make_host
-from esper.simic.rollout.jobs import Parcel
+from esper.simic.rollout.jobs import Payload
 from esper.simic.rollout.processes import SharedFile
 from esper.storage.state import State, from_nested
 from esper.tamiyo import make_controller
@@ -129,7 +129,7 @@ def show_designs(n_steps: int = 32, n_hosts: int = 64) -> None:
         )
         speeds: list[str] = []
         size = 0
-        for name in ("wait", "random"):
+        for name in ("no-growth", "random"):
             envs = GrowthVectorEnv(task, n_hosts)
             controller = make_controller(name, envs.layout)
             observations, _ = envs.reset(seed=0)
@@ -178,20 +178,20 @@ def describe_messages(
 ) -> tuple[list[Sequence[object]], dict[str, float]]:
     """Return sizes and times of what travels, as a table and in bytes."""
     parts, config = trainer.parts, trainer.config
-    parcels = {
-        "weights": Parcel(from_nested(parts.agent.weights())),
-        "state of the hosts": Parcel(State(*_merged(parts.rollout.save()))),
-        "steps of a round": Parcel(State(_steps_of_a_round(trainer))),
+    payloads = {
+        "weights": Payload(from_nested(parts.agent.weights())),
+        "state of the hosts": Payload(State(*_merged(parts.rollout.save()))),
+        "steps of a round": Payload(State(_steps_of_a_round(trainer))),
     }
     file, sizes = SharedFile.create(), dict[str, float]()
     rows: list[Sequence[object]] = []
-    for name, parcel in parcels.items():
+    for name, payload in payloads.items():
         start = perf_counter()
-        content = parcel.bytes
+        content = payload.bytes
         packed = perf_counter()
-        file.read(file.write({"content": parcel}))
+        file.read(file.write({"content": payload}))
         sent = perf_counter()
-        _ = Parcel(content).state
+        _ = Payload(content).state
         sizes[name] = len(content)
         per_host = "" if name == "weights" else f"{len(content) / config.envs / 1e3:.1f} kB"
         times = (packed - start, sent - packed, perf_counter() - sent)

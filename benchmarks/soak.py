@@ -86,8 +86,8 @@ def draw(found: dict[int, np.ndarray], path: Path) -> None:
         for n_hosts, rows in found.items():
             line = axis.plot(np.arange(1, len(rows) + 1), rows[:, column], label=f"{n_hosts} hosts")
             line[0].set_alpha(0.7)
-        most = max(rows[:, column].max() for rows in found.values())
-        axis.set(xlabel="round", ylabel=label, ylim=(0, 1.15 * most))
+        maximum = max(rows[:, column].max() for rows in found.values())
+        axis.set(xlabel="round", ylabel=label, ylim=(0, 1.15 * maximum))
     axes[0].legend(frameon=False)
     figure.savefig(path, dpi=90)
 

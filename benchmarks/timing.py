@@ -105,8 +105,8 @@ def _plan(call: Call, effort: Effort) -> _Plan:
     if seconds < LONG_CALL_SECONDS:
         seconds = min(_time(call, 1) for _ in range(3))
     repeats = max(1, round(effort.sample_seconds / max(seconds, 1e-9)))
-    stride, most = 1, max(1, effort.rounds // MIN_SAMPLES)
-    while stride < most and seconds * repeats * effort.rounds / stride > effort.budget_seconds:
+    stride, maximum = 1, max(1, effort.rounds // MIN_SAMPLES)
+    while stride < maximum and seconds * repeats * effort.rounds / stride > effort.budget_seconds:
         stride *= 2
     return _Plan(repeats, stride, seconds >= LONG_CALL_SECONDS)
 

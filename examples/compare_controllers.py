@@ -1,8 +1,8 @@
-"""Compare simple controllers on the same hosts: waiting, schedules, random growth, a heuristic.
+"""Compare simple controllers on the same hosts: no growth, schedules, random growth, a heuristic.
 
 Each controller steers the same hosts, drawn from a distribution of tasks, for one episode. The
 table shows the mean score of the final hosts on held-out samples, what training them cost, and the
-mean difference from waiting, paired by host.
+mean difference from no growth, paired by host.
 
 Run:  python examples/compare_controllers.py
       python examples/compare_controllers.py --task spirals --hosts 32
@@ -20,7 +20,7 @@ from rich.table import Table
 
 import esper
 from esper.errors import EsperError
-from esper.tamiyo import Controller, WaitController, grow_once, make_controller
+from esper.tamiyo import Controller, NoGrowth, grow_once, make_controller
 
 
 def main() -> None:
@@ -54,8 +54,8 @@ def make_controllers(envs: esper.GrowthVectorEnv) -> dict[str, Controller]:
     """Return the controllers by name, the baseline first."""
     half = max(1, envs.task.budget.n_epochs // 2)
     controllers: dict[str, Controller] = {
-        "wait": WaitController(),
-        f"stop after {half}": WaitController(finish_after=half),
+        "no-growth": NoGrowth(),
+        f"stop after {half}": NoGrowth(finish_after=half),
         "grow once": grow_once(envs.layout),
     }
     for name in ("random", "heuristic"):
@@ -67,7 +67,7 @@ def make_table(task: str, results: dict[str, esper.EpisodeResults]) -> Table:
     """Return a table with one row per controller."""
     baseline = next(iter(results.values()))
     table = Table(title=f"{task}, {len(baseline.returns)} hosts")
-    for name in ("controller", "score", "FLOPs", "parameters", "return", "return - wait's"):
+    for name in ("controller", "score", "FLOPs", "parameters", "return", "return - no growth's"):
         table.add_column(name, justify="left" if name == "controller" else "right")
     for name, result in results.items():
         difference = result.returns - baseline.returns

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.errors import ConfigError, EsperError
-from esper.growing.timeline import TimelineStep
+from esper.growing.decisions import Decision
 from esper.tasks.digits import load_digits
 
 TRAINING = {"learning_rate": 5e-3, "batch_size": 64}
@@ -82,9 +82,9 @@ def split_digits(seed: int) -> tuple[Data, Data, Data]:
     return train, valid, test
 
 
-def show(step: TimelineStep) -> None:
+def show(step: Decision) -> None:
     """Print one epoch."""
-    decision = " ".join(filter(None, (step.op, step.blueprint, step.slot, step.note)))
+    decision = " ".join(filter(None, (step.op, step.blueprint, step.slot, step.why)))
     seeds = ", ".join(f"{slot} {stage}" for slot, stage in step.stages.items())
     epoch, added = step.epoch, step.seed_parameters
     facts = f"{epoch:5}  {step.score:8.1%}  {step.flops:5.2f}  {added:5,}  "
@@ -143,12 +143,14 @@ def main(epochs: int, seed: int, controller: str, folder: Path, *, is_kept: bool
 
     models, flops = {"grown": plain}, {"grown": grown.summary.flops}
     cost = esper.footprint(small, train[0][:1]).training_step_flops
-    for name, rival in (
-        ("not grown", small),
+    for name, baseline in (
+        ("no growth", small),
         ("full size from scratch", reinitialize(plain)),
     ):
-        trained = esper.grow(rival, train, valid, epochs, controller="wait", seed=seed, **TRAINING)
-        share = esper.footprint(rival, train[0][:1]).training_step_flops / cost
+        trained = esper.grow(
+            baseline, train, valid, epochs, controller="no-growth", seed=seed, **TRAINING
+        )
+        share = esper.footprint(baseline, train[0][:1]).training_step_flops / cost
         models[name], flops[name] = trained.model, share * trained.summary.flops
     print("\nTraining FLOPs are relative to training the small model for all epochs:")
     print(f"{'300 test images':<23}  accuracy  parameters  training FLOPs")

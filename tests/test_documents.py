@@ -25,7 +25,7 @@ NOT_RUN = ("docs/tutorial.md", "src/esper/tasks/data/README.md")
 """The tutorial has a test of its own; the other page needs scikit-learn."""
 NEED_A_RUN = ("docs/reference/metrics.md", "docs/reference/telemetry.md")
 """Pages whose code reads ``runs/my-run``."""
-MOST_EPOCHS = 8
+MAX_EPOCHS = 8
 """Epochs for which the code of a page grows a model."""
 
 
@@ -59,7 +59,7 @@ def _grow_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     def grow_briefly(*given: Any, **options: Any) -> esper.Grown:
         epochs = options.get("epochs")
         if isinstance(epochs, int):
-            options["epochs"] = min(epochs, MOST_EPOCHS)
+            options["epochs"] = min(epochs, MAX_EPOCHS)
         return grow(*given, **options)
 
     grow = esper.grow

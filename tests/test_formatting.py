@@ -1,6 +1,6 @@
 """Numbers are formatted for people."""
 
-from esper.formatting import duration, memory, number, share, signed_points
+from esper.formatting import duration, memory, number, share
 
 
 def test_durations_sizes_shares_and_points_are_formatted() -> None:
@@ -13,7 +13,6 @@ def test_durations_sizes_shares_and_points_are_formatted() -> None:
         "more than 99%",
         "100%",
     ]
-    assert [signed_points(x) for x in (0.056, -0.0001)] == ["+5.6 points", "+0.0 points"]
 
 
 def test_a_number_that_rounds_to_zero_has_no_sign() -> None:

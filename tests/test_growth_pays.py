@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from esper.errors import BadDataError, MissingDataError
 from esper.growth.host_slots import slots
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -277,3 +278,29 @@ def test_heads_as_wide_as_the_stream_are_those_of_the_host(widening: Any) -> Non
     ours.load_state_dict(host.state_dict())
     x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours(x), host(x))
+
+
+def test_fashion_mnist_is_read_from_idx_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASHION_MNIST", str(tmp_path))
+    module = load("fashion_mnist", monkeypatch)
+    with pytest.raises(MissingDataError, match="train-images-idx3-ubyte"):
+        module.load_fashion_mnist()
+    for part, n in (("train", 60), ("t10k", 30)):
+        for name, item in module.NAMES.items():
+            values = torch.arange(n, dtype=torch.uint8) % 10
+            array = values.view(n, *(1 for _ in item)).expand(n, *item).numpy()
+            header = bytes([0, 0, 8, array.ndim])
+            sizes = b"".join(size.to_bytes(4) for size in array.shape)
+            (tmp_path / f"{part}-{name}").write_bytes(header + sizes + array.tobytes())
+    data = module.load_fashion_mnist(n_train=40, n_validation=20)
+    shapes = [tuple(samples.inputs.shape) for _, samples in data.splits()]
+    assert shapes == [(n, 1, 14, 14) for n in (40, 20, 30)]
+    # A pixel is its class here: equally distant after standardizing, with deviation 1.
+    expected = (torch.arange(30) % 10 - 4.5) / torch.arange(10.0).repeat(4 * 196).std()
+    torch.testing.assert_close(data.test.inputs[:, 0, 3, 3], expected, atol=1e-4, rtol=0.0)
+    assert data.train.targets.bincount().tolist() == [4] * 10
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\1\0\0\0\3ab")
+    with pytest.raises(BadDataError, match="t10k-labels-idx1-ubyte"):
+        module.load_fashion_mnist()

@@ -147,7 +147,7 @@ def test_import_esper_offers_the_api_without_importing_torch() -> None:
 
 def test_dir_of_esper_is_exactly_its_public_names() -> None:
     script = (
-        "import esper, esper.simic, esper.reports\n"
+        "import esper, esper.simic, esper.dashboard\n"
         "assert dir(esper) == sorted(esper.__all__)\n"
         "assert dir(esper.simic) == sorted(esper.simic.__all__)\n"
         "names = set(esper.__all__)\n"

@@ -110,11 +110,25 @@ def test_a_notebook_says_after_how_long_work_was_interrupted(notebook: Notebook)
     assert notebook.history[-1].startswith("growing: stopped after ")
 
 
-def test_a_log_gets_progress_only_if_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_progress_only_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
     for wanted in ("auto", False, True):
-        with ProgressBar(wanted, title="growing") as bar:
+        stream = io.StringIO()
+        with ProgressBar(wanted, title="growing", stream=stream) as bar:
             bar.show("growing", 1.0)
-        assert ("100%  growing" in capsys.readouterr().err) == (wanted is True)
+            if wanted is True:
+                wait_until(lambda stream=stream: "100%  growing" in stream.getvalue())
+        assert ("growing: finished in" in stream.getvalue()) == (wanted is True)
+
+
+def test_a_dumb_terminal_is_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with ProgressBar(True, title="growing", stream=stream) as bar:
+        bar.show("growing", 1.0)
+        wait_until(lambda: "100%" in stream.getvalue())
+    assert "\x1b" not in stream.getvalue()
 
 
 def test_another_wish_for_progress_is_rejected() -> None:
@@ -136,8 +150,10 @@ def test_everything_that_takes_long_shows_progress_unless_told_not_to(
     ppo = PPO("CartPole-v1", n_steps=256)
     works: dict[str, Callable[..., Any]] = {
         "growing": lambda **how: esper.grow(model, *data, 2, controller="fixed", **how),
-        "growing a host": lambda **how: esper.grow("spirals", epochs=2, controller="wait", **how),
-        "comparing": lambda **how: esper.compare(["wait", "heuristic"], **spirals, **how),
+        "growing a host": lambda **how: esper.grow(
+            "spirals", epochs=2, controller="no-growth", **how
+        ),
+        "comparing": lambda **how: esper.compare(["no-growth", "heuristic"], **spirals, **how),
         "training": lambda **how: esper.train(
             task="spirals", run_dir=tmp_path / str(how), evaluation=final, **small, **how
         ),

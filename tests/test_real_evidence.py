@@ -46,7 +46,7 @@ def short(real: Any, **changes: Any) -> Any:
 def test_growth_that_waits_is_plain_training(real: Any) -> None:
     arms, data = real("arms"), made_up(real)
     plain = arms.train_width(short(real), data, seed=5, multiple=1)
-    grown = arms.grow_model(short(real), data, seed=5, controller="wait")
+    grown = arms.grow_model(short(real), data, seed=5, controller="no-growth")
     assert (grown.validation, grown.test, grown.epoch) == (
         plain.validation,
         plain.test,
@@ -71,14 +71,14 @@ def test_splits_are_disjoint_and_standardized_by_training_samples_alone(real: An
     inputs = torch.arange(100.0)[:, None].repeat(1, 2)
     inputs[7, 1] = float("nan")
     data = sets.RealSet(inputs, torch.zeros(100, dtype=torch.long), n_classes=2)
-    splits = sets.split(data, 1, most_training=1_000)
+    splits = sets.split(data, 1, max_training=1_000)
     parts = [splits.train[0], splits.validation[0], splits.test[0]]
     assert [len(each) for each in parts] == [60, 20, 20]
     assert len(torch.cat(parts)[:, 0].unique()) == 100
     assert float(parts[0][:, 0].mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(parts[0][:, 0].std(correction=0)) == pytest.approx(1.0)
     assert not torch.cat(parts).isnan().any()
-    few = sets.split(data, 1, most_training=30)
+    few = sets.split(data, 1, max_training=30)
     assert [len(each[0]) for each in (few.train, few.validation, few.test)] == [30, 10, 60]
 
 

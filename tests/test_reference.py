@@ -35,7 +35,7 @@ PACKAGES = (
     "tasks",
     "telemetry",
 )
-WITHOUT_EXAMPLE = {"Arm", "Evidence", "Headroom", "RunInterrupted", "save_evidence"}
+WITHOUT_EXAMPLE = {"Arm", "Evidence", "RunInterrupted", "save_evidence"}
 """What only long evaluations return, and an exception."""
 
 

@@ -48,7 +48,7 @@ def test_the_tutorial_works_from_its_first_step_to_its_last(
             exec(compile(step.text, TUTORIAL.name, "exec"), scope)
         elif step.is_interrupted:
             with monkeypatch.context() as patch:
-                printer = SignalAt("round 1/2", signal.SIGINT)
+                printer = SignalAt("    1 ", signal.SIGINT)
                 patch.setattr(views, "LineWriter", lambda printer=printer: printer)
                 assert run_in_process(step.text) == 130, step
         else:

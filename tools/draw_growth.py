@@ -101,7 +101,7 @@ def train(controller: str, seed: int) -> list[Epoch]:
             val_loss = cross_entropy(model(val_x), val_y).item()
         decision = grower.end_epoch(val_loss=val_loss, score=validate(), validate=validate)
         epochs.append(describe(model, decision.score, decision))
-        if controller != "wait":
+        if controller != "no-growth":
             print(decision, flush=True)
     return epochs
 
@@ -200,7 +200,7 @@ def draw_scores(axis: Axes, grown: list[Epoch], plain: list[Epoch], at: float) -
     """Draw both scores up to a time."""
     times = np.append(np.arange(int(at) + 1), at)
     for row, (epochs, colour, width, label) in enumerate(
-        ((plain, PLAIN, 1.8, "not grown"), (grown, GROWN, 2.4, "grown"))
+        ((plain, PLAIN, 1.8, "no growth"), (grown, GROWN, 2.4, "grown"))
     ):
         scores = 100 * np.interp(times, np.arange(len(epochs)), [each.score for each in epochs])
         axis.plot(times, scores, color=colour, lw=width, solid_capstyle="round")
@@ -316,5 +316,5 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=OUT, help="file to write")
     parser.add_argument("--frames", type=Path, help="folder to write single frames to as well")
     options = parser.parse_args()
-    runs = (train(name, options.seed) for name in (options.controller, "wait"))
+    runs = (train(name, options.seed) for name in (options.controller, "no-growth"))
     save_animation(*runs, options.out, options.frames)

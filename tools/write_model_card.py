@@ -2,18 +2,55 @@
 
 Run:  python tools/write_model_card.py FOLDER [FILE.json ...]
 
-A file is one of ``esper evaluate``, or a list of claims (see esper.evidence.model_card).
+A file is one of ``esper evaluate``, or a JSON list of claims: objects with ``claim``, ``against``,
+``result``, ``interval`` (two numbers), ``verdict`` (yes, no or worse) and optionally ``unit``.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast, get_args
 
-from esper.evidence.model_card import FIGURE_FILE, read_claims, write_card
-from esper.reports.evidence_figures import plot_claims
-from esper.tamiyo.controllers.saved import CARD_FILE, SHIPPED_FOLDER, read_facts
+from esper.dashboard.figures import plot_claims
+from esper.errors import EvidenceError
+from esper.evidence.model_card import FIGURE_FILE, ClaimRow, Verdict, claims_of, write_card
+from esper.results.files import read_evidence
+from esper.storage.files import parse_json
+from esper.tamiyo.controllers.saved import CARD_FILE, SHIPPED_FOLDER, facts_of, load_saved
+
+
+def read_claims(text: str | bytes, *, name: str = "the file") -> list[ClaimRow]:
+    """Return the claims of a file: one written by an evaluation, or a JSON list of claims.
+
+    Raises:
+        EvidenceError: If the file is neither.
+    """
+    try:
+        values: object = parse_json(text)
+    except ValueError as error:
+        raise EvidenceError(f"{name} cannot be read: {error}.") from error
+    if not isinstance(values, list):
+        return [row for evidence in read_evidence(text, name=name) for row in claims_of(evidence)]
+    try:
+        return [_read_claim(each) for each in cast("list[Any]", values)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvidenceError(
+            f"{name} has a claim that cannot be read ({error}); a claim has claim, against, "
+            "result, interval, verdict and optionally unit."
+        ) from error
+
+
+def _read_claim(values: Any) -> ClaimRow:
+    result, (low, high) = float(values["result"]), map(float, values["interval"])
+    if not all(map(math.isfinite, (result, low, high))):
+        raise ValueError(f"its result is {result} [{low}, {high}]; it must be finite")
+    if values["verdict"] not in get_args(Verdict):
+        raise ValueError(f"its verdict is {values['verdict']!r}")
+    numbers: dict[str, Any] = {"result": result, "interval": (low, high)}
+    return ClaimRow(**{**values, **numbers})
 
 
 def main(words: Sequence[str]) -> None:
@@ -23,7 +60,7 @@ def main(words: Sequence[str]) -> None:
     if rows:
         plot_claims(rows, folder / FIGURE_FILE)
     card = write_card(
-        read_facts(folder),
+        facts_of(load_saved(folder)),
         rows,
         figure=FIGURE_FILE if rows else "",
         is_shipped=folder.resolve() == SHIPPED_FOLDER.resolve(),

@@ -11,38 +11,31 @@ from esper.config.growth import (
     RewardConfig,
 )
 from esper.config.run import RunConfig
+from esper.dashboard.figures import save_evidence
+from esper.dashboard.report import report
 from esper.environment import EpisodeResults, GrowthEnv, GrowthVectorEnv, make_env, run_episodes
 from esper.evidence.compare import compare
 from esper.evidence.evaluation import evaluate
-from esper.evidence.headroom import Headroom, headroom
-from esper.evidence.results import Arm, Evidence
 from esper.growing.decisions import Decision, Trace
 from esper.growing.grow import grow
 from esper.growing.grower import Grower
 from esper.growing.grown import Grown, GrowthSummary, save_grown
 from esper.growth.blueprints import Blueprint, SeedForm, blueprint_names, register_blueprint
 from esper.growth.export import export
-from esper.growth.footprint import TrainingMeter, footprint
+from esper.growth.footprint import footprint
 from esper.growth.governor import Governor
-from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import slots
 from esper.growth.hosts import make_host
 from esper.growth.optimizers import OptimizerKeeper
-from esper.growth.placement import add_slots, find_slots, print_trainable_parameters
+from esper.growth.placement import add_slots, find_slots
 from esper.growth.saved_models import load, save
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite, TensorKind
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
-from esper.populations import (
-    HostData,
-    HostSpec,
-    SequentialPopulation,
-    StackedPopulation,
-    make_population,
-)
-from esper.reports.evidence_figures import save_evidence
-from esper.reports.reporting import report
+from esper.populations import HostData, HostSpec, make_population
+from esper.results.arms import Arm
+from esper.results.evidence import Evidence
 from esper.tamiyo import (
     SavedController,
     controller_names,
@@ -84,7 +77,6 @@ __all__ = [
     "GrowthEnv",
     "GrowthSummary",
     "GrowthVectorEnv",
-    "Headroom",
     "HostData",
     "HostSpec",
     "MLPHostConfig",
@@ -100,16 +92,13 @@ __all__ = [
     "SavedController",
     "SeedForm",
     "SeedSlot",
-    "SequentialPopulation",
     "SlotSite",
-    "StackedPopulation",
     "Stage",
     "Task",
     "TaskData",
     "TaskDraw",
     "TensorKind",
     "Trace",
-    "TrainingMeter",
     "add_slots",
     "blueprint_names",
     "compare",
@@ -120,7 +109,6 @@ __all__ = [
     "find_slots",
     "footprint",
     "grow",
-    "headroom",
     "list_runs",
     "load",
     "load_run",
@@ -130,8 +118,6 @@ __all__ = [
     "make_host",
     "make_population",
     "make_task",
-    "maximise_gradient",
-    "print_trainable_parameters",
     "register_blueprint",
     "register_task",
     "report",

@@ -26,6 +26,7 @@
     │   ├── MissingDataError         a file of a task was not found
     │   └── BadDataError             a task's data are invalid
     ├── CheckpointError              a checkpoint is missing, damaged or of another run
+    ├── OtherVersionError            a file was made by another version of Esper
     ├── StorageError                 the disk is full, read-only or broken
     ├── RunError                     a run folder is missing, in use, or holds another run
     ├── TrainingError                a run stopped: rejected updates, or workers that keep dying
@@ -47,6 +48,8 @@ import difflib
 import re
 from collections.abc import Iterable
 from typing import NoReturn
+
+_MAX_SHOWN = 60
 
 CONTROLS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
@@ -191,6 +194,10 @@ class CheckpointError(EsperError):
     """A checkpoint is missing, damaged or of another run, or cannot hold a given value."""
 
 
+class OtherVersionError(EsperError):
+    """A checkpoint, controller or saved model was made by another version of Esper."""
+
+
 class StorageError(EsperError):
     """The disk is full, read-only or broken."""
 
@@ -264,6 +271,13 @@ def type_of(value: object) -> str:
     """Return the name of a value's type with its article, such as ``"an ndarray"``."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIOU' or name == 'ndarray' else 'a'} {name}"
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: on one line, and truncated if it is long."""
+    text = repr(value)
+    text = " ".join(text.split()) if "\n" in text else text
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 def message_of(error: BaseException) -> str:

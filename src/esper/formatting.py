@@ -6,23 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from esper.statistics import Interval
 
-
-class HasShape(Protocol):
-    """A tensor or an array."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The sizes."""
-        ...
-
-    @property
-    def dtype(self) -> object:
-        """The type of the numbers."""
-        ...
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 
 def points(interval: Interval) -> str:
@@ -38,23 +28,13 @@ def saving(ratio: Interval) -> Interval:
     return Interval(1.0 - ratio.mean, 1.0 - ratio.high, 1.0 - ratio.low, ratio.n)
 
 
-def change(ratio: Interval, what: str, *, unclear: str = "not shown to differ") -> str:
-    """Return a ratio as text: ``12% [8, 16] fewer parameters``.
-
-    ``unclear`` is used if the interval contains 1.
-    """
+def change(ratio: Interval, what: str) -> str:
+    """Return a ratio as text: ``12% [8, 16] fewer parameters``."""
     saved = saving(ratio)
     if saved.is_below_zero:
         return f"{_percent(-saved.mean, -saved.high, -saved.low)} more {what}"
     fewer = f"{_percent(saved.mean, saved.low, saved.high)} fewer {what}"
-    return fewer if saved.is_above_zero else f"{what} {unclear} ({fewer})"
-
-
-def at_price(price: float, learned_price: float | None = None) -> str:
-    """Return a price as text, with the price of training if it differs."""
-    if learned_price is None or learned_price == price:
-        return f"at price {price:g}"
-    return f"at price {price:g} (learned at price {learned_price:g})"
+    return fewer if saved.is_above_zero else f"{what} not shown to differ ({fewer})"
 
 
 def too_few(interval: Interval) -> str:
@@ -94,11 +74,6 @@ def number(value: float | None, digits: int = 3) -> str:
 def whole(value: float | None) -> str:
     """Return a count with thousands separators, or a dash for None."""
     return UNKNOWN if value is None else f"{value:,.0f}"
-
-
-def signed_points(difference: float) -> str:
-    """Return a difference of scores in points, which are hundredths."""
-    return f"{_rounded(100.0 * difference):+.1f} points"
 
 
 def share(value: float) -> str:
@@ -149,7 +124,7 @@ def moment(stamp: str) -> str:
     return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def array_text(array: HasShape) -> str:
+def array_text(array: Tensor | NDArray[Any]) -> str:
     """Return the dtype and shape of a tensor or array: ``float32 [60, 4]``."""
     sizes = ", ".join(map(str, array.shape))
     return f"{str(array.dtype).removeprefix('torch.')} [{sizes}]"
@@ -162,18 +137,14 @@ _CELL = "padding:2px 10px;border-bottom:1px solid rgba(128,128,128,.35)"
 # Colours are inherited, so that a table can be read on light and dark pages.
 
 
-def html_table(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int = 1, caption: str = ""
-) -> str:
+def html_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, n_left: int) -> str:
     """Return a table as HTML that needs no style sheet; all text is escaped.
 
     Args:
         headers: Headings of the columns.
         rows: Cells, as text.
         n_left: Number of left-aligned columns, which hold words; the others hold numbers.
-        caption: A sentence above the table.
     """
-
     all_rows = list(rows)
     styles = [
         ("text-align:left" if number < n_left else "text-align:right")
@@ -190,7 +161,6 @@ def html_table(
     body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in all_rows)
     head = f"<thead><tr>{row(headers, 'th')}</tr></thead>"
     return (
-        f"{html_lines([caption] if caption else [])}"
         f'<div style="overflow-x:auto"><table style="border-collapse:collapse">'
         f"{head}<tbody>{body}</tbody></table></div>"
     )
@@ -227,7 +197,7 @@ def html_details(summary: str, html: str) -> str:
     return f'<details><summary style="cursor:pointer">{escape(summary)}</summary>{html}</details>'
 
 
-MOST_POINTS = 300
+MAX_POINTS = 300
 """Points of a curve; of a longer one, the means of as many parts are drawn."""
 
 
@@ -241,7 +211,7 @@ def curve_svg(values: Sequence[float], about: str) -> str:
     shown = [value for value in values if math.isfinite(value)]
     if len(shown) < 2:
         return ""
-    ends, size = (shown[0], shown[-1]), -(-len(shown) // MOST_POINTS)
+    ends, size = (shown[0], shown[-1]), -(-len(shown) // MAX_POINTS)
     parts = [shown[start : start + size] for start in range(0, len(shown), size)]
     points = [sum(part) / len(part) for part in parts]
     low, high = min(points), max(points)

@@ -1,15 +1,16 @@
-"""How far a long piece of work is: a bar with the time left, in terminals and notebooks."""
+"""Progress of long work: a bar with the time left in terminals and notebooks, lines in logs."""
 
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Self, TextIO
 from uuid import uuid4
 
 from esper.errors import ConfigError, escape_controls
@@ -77,7 +78,7 @@ class ProgressBar:
         Args:
             wanted: Whether to show it.
             title: The work as a whole.
-            delay: Seconds after which it appears; by default :data:`DELAY`.
+            delay: Seconds after which a bar appears; by default :data:`DELAY`.
             stream: The terminal; by default stderr.
 
         Raises:
@@ -87,11 +88,11 @@ class ProgressBar:
             raise ConfigError(f"progress is {wanted!r}; it must be True, False or 'auto'.")
         self._title, self._text, self._pace = title, title, Pace()
         self._share: float | None = None
-        self._start, self._delay = time.monotonic(), DELAY if delay is None else delay
-        self._is_forced = wanted is True
-        self._screen = (
-            None if not wanted else _find_screen(stream or sys.stderr, is_forced=self._is_forced)
-        )
+        self._start = time.monotonic()
+        self._screen = _find_screen(stream or sys.stderr, wanted)
+        self._delay = DELAY if delay is None else delay
+        if isinstance(self._screen, _Log):
+            self._delay = self._screen.interval
         self._is_over, self._is_open = threading.Event(), False
         self._lock = threading.Lock()
         # A notebook knows by the context which cell the output belongs to.
@@ -134,13 +135,11 @@ class ProgressBar:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Remove the bar, or leave a line with the time that it took."""
-        if self._screen is None or self._thread.ident is None:
+        """Remove the bar, or leave a line with the time it took. Leaving again does nothing."""
+        if self._screen is None or self._thread.ident is None or self._is_over.is_set():
             return
         self._is_over.set()
         self._thread.join()
-        if self._is_forced:
-            self._draw()
         if self._is_open:
             seconds = duration(time.monotonic() - self._start)
             end = "finished in" if kind is None else "stopped after"
@@ -164,33 +163,20 @@ class ProgressBar:
         return screen.interval
 
 
-class _Screen(Protocol):
-    """A place where a bar is drawn, from one thread."""
-
-    interval: float
-
-    def draw(self, text: str, share: float | None, times: str) -> None:
-        """Draw the bar; a share of None is unknown."""
-        ...
-
-    def close(self, end: str) -> None: ...
-
-
-def _find_screen(stream: TextIO | None, *, is_forced: bool) -> _Screen | None:
-    if is_notebook():
+def _find_screen(
+    stream: TextIO | None, wanted: ShowProgress
+) -> _Terminal | _Notebook | _Log | None:
+    if not wanted:
+        return None
+    ipython = sys.modules.get("IPython")
+    shell: Any = None if ipython is None else ipython.get_ipython()
+    if getattr(shell, "kernel", None) is not None:
         return _Notebook()
     if stream is None or stream.closed:  # a process without stderr
         return None
-    if stream.isatty():
+    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
         return _Terminal(stream)
-    return _Log() if is_forced else None
-
-
-def is_notebook() -> bool:
-    """Return whether this is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell: Any = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None
+    return _Log(stream) if wanted is True else None
 
 
 class _Terminal:
@@ -212,6 +198,7 @@ class _Terminal:
             transient=True,
             expand=True,
             auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),  # a pipe gets what is printed meanwhile
         )
         self._task = self._bar.add_task("", total=None, times="")
 
@@ -268,17 +255,15 @@ class _Notebook:
 class _Log:
     """A line now and then, for output that goes to a file."""
 
-    interval = LOG_INTERVAL
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self.interval = stream, LOG_INTERVAL
 
     def draw(self, text: str, share: float | None, times: str) -> None:
-        self._print(f"{_percent(share)}  {text}  {times}")
+        self.close(f"{_percent(share)}  {text}  {times}")
 
     def close(self, end: str) -> None:
-        self._print(end)
-
-    def _print(self, line: str) -> None:
         with suppress(OSError, ValueError):
-            print(line, file=sys.stderr, flush=True)
+            print(end, file=self._stream, flush=True)
 
 
 def _percent(share: float | None) -> str:

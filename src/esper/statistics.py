@@ -113,21 +113,6 @@ def _scipy(module: str) -> Any:
     return import_module(f"scipy.{module}")
 
 
-def paired_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> Interval:
-    """Return the mean of ``values - others``, both ``[N]`` of the same hosts, with its interval.
-
-    Raises:
-        ShapeError: If the two differ in length.
-    """
-    first, second = np.asarray(values, np.float64), np.asarray(others, np.float64)
-    if first.shape != second.shape:
-        raise ShapeError(
-            f"values have shape {first.shape} and others {second.shape}; "
-            "pairs need the same hosts in the same order."
-        )
-    return mean_interval(first - second, seed=seed)
-
-
 def resampled_means(sample: Floats, *, seed: int) -> Floats:
     """Return the means ``[B]`` of resamples of ``[N]``; equal seeds give equal resamples."""
     n = len(sample)
@@ -200,7 +185,15 @@ def paired_differences(values: ArrayLike, others: ArrayLike) -> Floats:
     return first - second
 
 
-def ratio_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> Interval:
+def paired_interval(values: ArrayLike, others: ArrayLike) -> Interval:
+    """Return the mean of ``values - others``, host by host, with its 95 % interval.
+
+    Both are ``[R, N]`` as for :func:`paired_differences`, or ``[N]`` of one run.
+    """
+    return nested_interval(paired_differences(np.atleast_2d(values), np.atleast_2d(others)))
+
+
+def ratio_interval(values: ArrayLike, others: ArrayLike) -> Interval:
     """Return mean(values) / mean(others), paired host by host, with its interval.
 
     To first order a host moves the ratio by ``(value - ratio * other) / mean(others)``; the
@@ -216,7 +209,7 @@ def ratio_interval(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> In
     if mean <= 0.0:
         raise ShapeError(f"others have the mean {mean:g}; a ratio needs one above zero.")
     ratio = float(first.mean()) / mean
-    influence = nested_interval(paired_differences(first, ratio * second) / mean, seed=seed)
+    influence = nested_interval(paired_differences(first, ratio * second) / mean)
     return Interval(ratio, ratio + influence.low, ratio + influence.high, influence.n)
 
 
@@ -238,7 +231,7 @@ def interquartile_mean(values: ArrayLike) -> float:
     return float(_scipy("stats").trim_mean(np.asarray(values, np.float64), 0.25, axis=None))
 
 
-def interquartile_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
+def interquartile_interval(values: ArrayLike) -> Interval:
     """Return the interquartile mean of ``[R, N]`` with its interval over runs and hosts.
 
     Runs and hosts are resampled independently, and the whole table is taken each time. The middle
@@ -252,7 +245,7 @@ def interquartile_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
     """
     sample = _as_table(values)
     n_runs, n_hosts = sample.shape
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     block = max(1, 1_000_000 // sample.size)
     means: list[Floats] = []
     for first in range(0, N_TABLES, block):
@@ -267,7 +260,7 @@ def interquartile_interval(values: ArrayLike, *, seed: int = 0) -> Interval:
     return Interval(center, center + wider * float(low), center + wider * float(high), n_hosts)
 
 
-def probability_of_improvement(values: ArrayLike, others: ArrayLike, *, seed: int = 0) -> Interval:
+def probability_of_improvement(values: ArrayLike, others: ArrayLike) -> Interval:
     """Return how often a value is above the other of the same host, with its interval.
 
     Ties count half, so 0.5 means that neither is ahead more often.
@@ -276,7 +269,7 @@ def probability_of_improvement(values: ArrayLike, others: ArrayLike, *, seed: in
         ShapeError: If values and others cannot be paired.
     """
     difference = paired_differences(values, others)
-    found = nested_interval((np.sign(difference) + 1.0) / 2.0, seed=seed)
+    found = nested_interval((np.sign(difference) + 1.0) / 2.0)
     return Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0), found.n)
 
 
@@ -342,9 +335,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     for p in p_values:
         if not 0.0 <= p <= 1.0:
             raise ValueRangeError(f"a p-value is {p}; pass probabilities from 0 to 1.")
-    corrected, least = [0.0] * len(p_values), 0.0
+    corrected, minimum = [0.0] * len(p_values), 0.0
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     for rank, index in enumerate(order):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = least
+        minimum = max(minimum, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = minimum
     return corrected

@@ -38,7 +38,7 @@ def round_record(number: int, **changes: Any) -> RoundRecord:
         "ep_rew_mean": 0.4 + 0.01 * number,
         "ep_len_mean": 14.5,
         "score_mean": 0.861,
-        "static_score": 0.842,
+        "no_growth_score": 0.842,
         "flops_mean": 0.71,
         "host_parameters_mean": 1873.0,
         "seed_parameters_mean": 412.0,

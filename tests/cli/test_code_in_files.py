@@ -49,7 +49,7 @@ def rewrite(source: Path, target: Path) -> Path:
 COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     "grow": lambda controller, _: ["grow", "--controller", str(controller)],
     "evaluate": lambda controller, _: ["evaluate", str(controller), "--hosts", "2"],
-    "compare": lambda controller, _: ["compare", str(controller), "wait", "--hosts", "2"],
+    "compare": lambda controller, _: ["compare", str(controller), "no-growth", "--hosts", "2"],
     "resume": lambda _, run: ["resume", str(run)],
     "train": lambda _, run: ["train", "--config", str(run / "config.toml")],
 }
@@ -72,7 +72,7 @@ def test_a_command_runs_code_of_a_file_only_if_allowed(
 def test_python_runs_code_of_a_file_only_if_allowed(controller: Path, run: Path) -> None:
     calls: list[Callable[..., Any]] = [
         lambda **how: esper.evaluate(controller, n_hosts=2, **how),
-        lambda **how: esper.compare([controller, "wait"], n_hosts=2, **how),
+        lambda **how: esper.compare([controller, "no-growth"], n_hosts=2, **how),
         lambda **how: esper.resume(run, **how),
         lambda **how: esper.train(run / "config.toml", **how),
         lambda **how: finished(run).best_host(**how),

@@ -1,50 +1,31 @@
-"""Completion scripts work in the installed shells."""
+"""Shells complete commands, flags, runs, tasks and controllers."""
 
+import os
 import shutil
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from esper.cli.completion import script
+from esper.cli.completion import complete
 from esper.cli.main import COMMANDS, main
 from esper.config.catalogue import CONTROLLERS, TASKS
 
 
-@cache
-def bash_script() -> str:
-    """Return the script, which takes a while to make."""
-    return script("bash")
+def test_commands_flags_and_choices_are_completed() -> None:
+    assert complete("esper tr") == ["train"]
+    assert complete("esper ") == sorted(COMMANDS)
+    assert complete("esper train --ppo.learn") == ["--ppo.learning-rate"]
+    assert complete("esper grow --contr") == ["--controller"]
+    assert {"--out", "--help"} <= set(complete("esper export-controller RUN --"))
+    assert complete("esper resume --q") == ["--quiet"]
+    assert {"quick", "text"} <= set(complete("esper train --preset "))
+    assert complete("esper train --ppo.clip j") == ["joint"]
+    assert complete("esper completion f") == ["fish"]
+    assert complete("esper nothing ") == []
 
 
-def complete_in_bash(*words: str) -> set[str]:
-    """Return the completions that bash offers for the last word."""
-    quoted = " ".join(f"'{word}'" for word in words)
-    lines = f"""
-{bash_script()}
-function=$(complete -p esper | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE="${{COMP_WORDS[*]}}"
-COMP_POINT=${{#COMP_LINE}}
-$function esper "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD-1]}}"
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_bash_completes_commands_flags_and_presets() -> None:
-    assert complete_in_bash("esper", "tr") == {"train"}
-    assert set(COMMANDS) <= complete_in_bash("esper", "")
-    assert complete_in_bash("esper", "train", "--ppo.learn") == {"--ppo.learning-rate"}
-    assert complete_in_bash("esper", "grow", "--contr") == {"--controller"}
-    assert complete_in_bash("esper", "export-telemetry", "--") >= {"--csv", "--parquet", "--out"}
-    assert complete_in_bash("esper", "resume", "--q") == {"--quiet"}
-    assert complete_in_bash("esper", "show", "--p") == {"--plot"}
-    assert {"quick", "text"} <= complete_in_bash("esper", "train", "--preset", "")
-
-
-def test_bash_completes_runs_tasks_and_controllers(
+def test_runs_tasks_and_controllers_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("first", "second"):
@@ -52,35 +33,38 @@ def test_bash_completes_runs_tasks_and_controllers(
         (tmp_path / "runs" / name / "config.toml").touch()
     (tmp_path / "runs" / "not-a-run").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert {"first", "second"} <= complete_in_bash("esper", "show", "")
-    assert complete_in_bash("esper", "report", "first", "sec") == {"second"}
-    assert complete_in_bash("esper", "show", "no") == set()
-    assert complete_in_bash("esper", "show", "runs/fi") == {"runs/first"}
-    assert complete_in_bash("esper", "compare", "first", "sh") == {"shipped"}
-    assert complete_in_bash("esper", "grow", "--controller", "") == {
-        "first",
-        "second",
-        "shipped",
-        *CONTROLLERS,
-    }
-    assert complete_in_bash("esper", "headroom", "--task", "") == set(TASKS)
+    assert complete("esper show ") == ["first", "second"]
+    assert complete("esper report first sec") == ["second"]
+    assert complete("esper show no") == []
+    assert complete("esper show runs/fi") == ["runs/first"]
+    assert complete("esper compare first sh") == ["shipped"]
+    known = sorted(["first", "second", "shipped", *CONTROLLERS])
+    assert complete("esper grow --controller ") == known
+    assert complete("esper grow --task ") == sorted(TASKS)
     monkeypatch.setenv("ESPER_RUNS", str(tmp_path))
-    assert "first" not in complete_in_bash("esper", "show", "")
+    assert "first" not in complete("esper show ")
 
 
-def test_the_printed_script_registers_with_bash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_asks_esper_for_the_line_up_to_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bash"]) == 0
-    lines = f"{capsys.readouterr().out}\ncomplete -p esper"
+    script = capsys.readouterr().out
+    lines = f"{script}\ncomplete -p esper"
     done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith(" esper")
-    assert done.stderr == ""
+    assert done.stdout.strip().endswith(" -C 'esper completion' esper")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMP_LINE", "esper tra --quiet")
+        patch.setenv("COMP_POINT", "9")
+        assert main(["completion", "esper", "tra", "esper"]) == 0  # as bash calls it
+    assert capsys.readouterr().out == "train\n"
 
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh", "fish"])
-def test_scripts_of_other_shells_are_valid(shell: str) -> None:
-    text = script(shell)  # type: ignore[arg-type]
-    assert all(name in text for name in COMMANDS)
-    assert "ppo.learning-rate" in text
+def test_scripts_of_other_shells_are_valid(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    text = capsys.readouterr().out
+    assert "esper completion" in text
     if shutil.which(shell):
-        done = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True)
+        done = subprocess.run(
+            [shell, "-n"], input=text, capture_output=True, text=True, env=dict(os.environ)
+        )
         assert (done.returncode, done.stderr) == (0, "")

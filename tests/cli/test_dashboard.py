@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
@@ -40,11 +39,11 @@ class Visitor:
             wait_for(lambda: self.states)
 
     def _follow(self, login: str) -> None:
-        jar = urllib.request.HTTPCookieProcessor(CookieJar())
-        opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{self.place}{login}", timeout=30) as page:
-            key, _, self.page = page.url.partition("#key=")[2].partition("&")
-        request = urllib.request.Request(f"{self.place}api/runs", headers={"X-Esper-Key": key})
+            token, _, self.page = page.url.partition("#token=")[2].partition("&")
+        headers = {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"{self.place}api/runs", headers=headers)
         while self.states[-1:] != ["done"]:
             with opener.open(request, timeout=30) as answer:
                 (state,) = (run["state"] for run in json.load(answer)["runs"])

@@ -1,6 +1,5 @@
 """Strings of runs, controllers and tasks never reach the terminal as commands to it."""
 
-import io
 import json
 import shutil
 import sqlite3
@@ -10,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import esper
-from esper.cli.live import LiveView
 from esper.cli.main import main
-from esper.cli.progress import ProgressState
-from esper.cli.views import print_to_stderr
+from esper.cli.views import LineView, LineWriter, print_to_stderr
 from esper.config.toml import read_toml
 from esper.errors import EsperError, UnknownTaskError
+from esper.progress import ProgressBar
+from esper.results.files import read_summary, write_summary
 from esper.tamiyo import save_controller
-from esper.training.comparison import read_summary, write_summary
+from esper.training.output import TrialProgress
 from tests.tamiyo.fresh_controllers import fresh_controller
+from tests.test_progress import Terminal, wait_until
 from tests.training.tiny import tiny_config
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x9b2J\r\u202e\u2066\x7f[bold]loud[/bold]"
@@ -47,12 +46,11 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
     """Return a finished run with control characters in its name and its strings."""
     folder = Path(shutil.copytree(finished_run, tmp_path / "runs" / f"run {EVIL.replace('/', '')}"))
     summary = read_summary(folder / "summary.json")
-    write_summary(folder / "summary.json", replace(summary, sentences=(EVIL,), split=EVIL))
+    write_summary(folder / "summary.json", replace(summary, notes=(EVIL,), split=EVIL))
     with closing(sqlite3.connect(folder / "telemetry.sqlite")) as connection:
         connection.execute("UPDATE sessions SET message = ?", (EVIL,))
         connection.execute("UPDATE runs SET name = ?, task = ?", (EVIL, EVIL))
         connection.commit()
-    (folder / "telemetry.sha256").unlink()
     return folder
 
 
@@ -62,9 +60,7 @@ def test_a_runs_strings_are_shown_escaped(run: Path, capsys: pytest.CaptureFixtu
     assert "[bold]loud[/bold]" in shown
     assert SHOWN in printed(["runs", str(run.parent)], capsys)
     assert SHOWN in printed(["resume", str(run)], capsys)
-    assert SHOWN in printed(["report", str(run), "--format", "md"], capsys)
-    values = json.loads(printed(["report", str(run), "--format", "json"], capsys))
-    assert values["runs"][0]["name"] == run.name
+    printed(["report", str(run), "--out", "report.html"], capsys)
     printed(["export-controller", str(run), "--out", "kept"], capsys)
     for words in (["show", str(run), "--json"], ["runs", str(run.parent), "--json"]):
         values = json.loads(printed(words, capsys))
@@ -80,9 +76,9 @@ def test_a_controllers_strings_are_shown_escaped(
     evil = replace(fresh_controller(n_epochs=2), name=EVIL, origin=origin)
     folder = str(save_controller(evil, tmp_path / "evil"))
     printed(["grow", "--controller", folder], capsys)
-    few = ["--hosts", "2", "--tuning-runs", "2", "--arms", "wait"]
-    assert SHOWN in printed(["evaluate", folder, *few], capsys)
-    assert SHOWN in printed(["compare", folder, "wait", "--hosts", "2"], capsys)
+    few = ["--hosts", "2", "--tuning-runs", "2", "--arms", "no-growth"]
+    printed(["evaluate", folder, *few], capsys)
+    assert SHOWN in printed(["compare", folder, "no-growth", "--hosts", "2"], capsys)
     save_controller(replace(evil, origin={"task": EVIL}), tmp_path / "evil")
     assert "error" in printed(["grow", "--controller", folder], capsys, code=2)
 
@@ -106,17 +102,19 @@ def test_a_toml_file_keeps_control_characters_as_escapes() -> None:
     assert read_toml(text, source="here") == config
 
 
-def test_the_live_panel_escapes_and_interprets_no_markup(tmp_path: Path) -> None:
-    state = ProgressState(tiny_config(task="[bold]loud"))
-    state.name = EVIL
-    screen = io.StringIO()
-    view = LiveView(state, Console(file=screen, width=200))
-    view.tell(EVIL)
+def test_the_lines_and_the_bar_of_a_run_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Terminal()
+    bar = ProgressBar(True, title="training", delay=0.0, stream=stream)
+    view = LineView(tiny_config(task="[bold]loud"), bar, LineWriter(), EVIL)
+    view.watch_workers(EVIL)
+    view.watch_trial(TrialProgress(arm=EVIL, purpose="final", n_hosts=1, share=0.5))
+    wait_until(lambda: "comparing" in stream.getvalue())
     view.close()
-    drawn = screen.getvalue()
-    assert not any(map(is_control, drawn))
-    assert SHOWN in drawn
-    assert "task [bold]loud" in drawn
+    assert "\x1b]0" not in stream.getvalue()
+    shown = capsys.readouterr().out
+    assert not any(map(is_control, shown))
+    assert shown.count(SHOWN) == 2
+    assert "[bold]loud:" in shown
 
 
 def test_quoted_and_unquoted_names_look_the_same(

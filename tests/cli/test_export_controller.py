@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from esper.cli.main import main
-from esper.storage.checkpoint import CheckpointWarning
+from esper.results.findings import weigh
+from esper.storage.checkpoint_folder import CheckpointWarning
 from esper.tamiyo import load_saved
 from esper.training.run import load_run
 from tests.cli.test_run_commands import refused
@@ -26,8 +27,7 @@ def test_an_exported_controller_grows_the_same_host_as_its_run(
     assert main(["export-controller", str(finished_run), "--out", "kept"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
-        "kept/controller.safetensors",
-        "kept/controller.json",
+        "kept",
         "kept/CARD.md",
         "kept/results.png",
     ]
@@ -43,8 +43,8 @@ def test_an_exported_controller_grows_the_same_host_as_its_run(
     assert len(card.splitlines()) <= 45
     summary = load_run(finished_run).summary
     assert summary is not None
-    for one in summary.differences:
-        ends = (one.ep_rew.mean, one.ep_rew.low, one.ep_rew.high)
+    for one in weigh(summary):
+        ends = (one.returns.mean, one.returns.low, one.returns.high)
         mean, low, high = (round(100 * end, 1) + 0.0 for end in ends)
         assert f"{mean:+.1f} [{low:.1f}, {high:.1f}] points" in card
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from esper.cli.grow import decision_text, fit, is_kept, slot_texts
+from esper.cli.grow import decision_text, fit, remark, slot_texts
 from esper.cli.main import main
-from esper.growing.timeline import TimelineStep
-from esper.storage.files import with_checksum
+from esper.growing.decisions import Decision
+from esper.lifecycle.slot_state import SlotState
 from esper.tamiyo import load_shipped, save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from tests.cli.test_run_commands import refused
+from tests.storage.forging import forge_json
 from tests.tamiyo.fresh_controllers import fresh_controller
 
 
@@ -36,7 +37,7 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
         assert row.split()[:2] == [epoch, f"{step['score']:.3f}"]
         before = step["epoch"]
         assert step["op"].replace("_", " ") in row
-    assert any(line.startswith(f"test score {story['score']:.3f}") for line in lines)
+    assert any(line.startswith(f"test accuracy  {story['score']:.3f}") for line in lines)
     assert any(line.startswith("my host/model.pt2") for line in lines)
     again = shlex.split(lines[lines.index("Next:") + 1])
     assert again[1:6] == ["grow", "--controller", str(finished_run), "--seed", "4"]
@@ -51,20 +52,20 @@ def test_seeds_that_the_saved_model_does_not_have_are_marked() -> None:
     summary: Any = SimpleNamespace(
         best_epoch=4, seeds=(("a", "norm"), ("b", "mlp")), germinated_after=(0, 2)
     )
-    assert is_kept(step(1, "germinate", "a", "norm"), summary)
-    assert not is_kept(step(2, "germinate", "a", "norm"), summary)
-    assert is_kept(step(3, "germinate", "b", "mlp"), summary)
-    assert is_kept(step(4, "fossilize"), summary)
-    assert not is_kept(step(5, "fossilize"), summary)
+    assert not remark(step(1, "germinate", "a", "norm"), summary)
+    assert remark(step(2, "germinate", "a", "norm"), summary)
+    assert not remark(step(3, "germinate", "b", "mlp"), summary)
+    assert not remark(step(4, "fossilize"), summary)
+    assert remark(step(5, "fossilize"), summary)
     summary.germinated_after = ()
-    assert is_kept(step(2, "germinate", "a", "norm"), summary)
+    assert not remark(step(2, "germinate", "a", "norm"), summary)
 
 
 def test_json_has_the_content_of_the_saved_timeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
-    words = ["grow", "--task", "spirals", "--controller", "wait", "--json"]
+    words = ["grow", "--task", "spirals", "--controller", "no-growth", "--json"]
     assert main(words) == 0
     facts = json.loads(capsys.readouterr().out)
     story = json.loads((tmp_path / "grown/growth.json").read_text())
@@ -100,34 +101,17 @@ def test_the_shipped_controller_is_the_default(
     assert capsys.readouterr().out.startswith(f"growing a host with controller {label}\n")
 
 
-def test_what_the_controller_expected_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
-    scale = {"return_mean": 0.75, "return_std": 0.0}
-    fresh = fresh_controller(n_epochs=3)
-    save_controller(replace(fresh, origin={**fresh.origin, **scale}), tmp_path / "kept")
-    assert main(["grow", "--controller", "kept", "--out", "grown"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    story = json.loads((tmp_path / "grown/growth.json").read_text())
-    assert [step["value"] for step in story["timeline"]] == [0.75] * len(story["timeline"])
-    costs = story["score"] - story["return"]
-    assert f"expected accuracy {0.75 + costs:.2f} by the end" in printed
-    assert f"got {story['score']:.2f} on test" in printed
-
-
 def test_a_controller_with_other_observations_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save_controller(replace(fresh_controller(), esper="0.1.3"), tmp_path / "kept")
     facts = json.loads((path / "controller.json").read_text())
-    del facts["checksum"]
     facts["host_features"] = facts["host_features"][1:]
-    (path / "controller.json").write_text(json.dumps(with_checksum(facts)))
+    forge_json(path, "controller.json", facts)
     for words in (
         ["grow", "--controller", "kept"],
         ["evaluate", "kept"],
-        ["compare", "kept", "wait"],
+        ["compare", "kept", "no-growth"],
     ):
         message = refused(words, capsys)
         assert "Esper 0.1.3" in message
@@ -139,7 +123,7 @@ def test_usage_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture
     message = refused(["grow", "--controller", "huristic"], capsys)
     assert "'huristic'" in message
     assert "Did you mean 'heuristic'?" in message
-    message = refused(["grow", "--task", "spirls", "--controller", "wait"], capsys)
+    message = refused(["grow", "--task", "spirls", "--controller", "no-growth"], capsys)
     assert "'spirls'" in message
     assert "--seed is -1" in refused(["grow", "--seed", "-1"], capsys)
     (tmp_path / "file").write_text("")
@@ -148,23 +132,27 @@ def test_usage_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_line_of_an_epoch_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = TimelineStep(
+    step = Decision(
         epoch=1,
+        epochs=4,
+        train_loss=None,
+        val_loss=None,
         op="set_alpha_target",
         slot="blocks.0",
-        blueprint="",
-        note="alpha is moving",
+        why="alpha is moving",
         score=0.5,
         flops=0.1,
+        parameters=10,
         seed_parameters=0,
-        stages={},
-        alphas={},
     )
     assert decision_text(step) == "set alpha target in blocks.0 (alpha is moving)"
     monkeypatch.setattr("esper.cli.grow.can_encode", lambda _: False)
-    grown = replace(step, stages={"a": "training", "b": "blending"}, alphas={"a": 0.0, "b": 0.5})
-    assert slot_texts(grown) == ["a .... training", "b ##.. blending"]
-    grown = replace(grown, fossils={"b": 1, "c": 2})
+    slots = {
+        "a": SlotState("training", "widen", 0.0, None),
+        "b": SlotState("blending", "widen", 0.5, None, n_fossils=1),
+        "c": SlotState("dormant", None, 0.0, None, n_fossils=2),
+    }
+    grown = replace(step, slots=slots)
     assert slot_texts(grown) == ["a .... training", "b ##.. blending on 1 fossil", "c 2 fossils"]
     parts = ["a" * 10, "b" * 10, "c" * 10]
     assert fit(parts, 28) == ["; ".join(parts)]
@@ -187,7 +175,7 @@ def test_a_host_grows_to_a_depth_within_the_given_epochs(
     for target, message in (
         ("depth=1", "depth 1 is smaller than the model, which has 2"),
         ("depth=40", "38 new seeds"),
-        ("width=4", "target is about 'width'"),
+        ("width=4", "target is 'width'"),
         ("depth", "--target is 'depth'"),
     ):
         assert main([*options, "--target", target]) == 2

@@ -1,4 +1,4 @@
-"""``esper report`` writes reports in each format and never overwrites other files."""
+"""``esper report`` writes the page of one or more runs and never overwrites other files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import pytest
 
 import esper
 from esper.cli.main import main
-from esper.evidence.claims import verdict_sentences
-from esper.evidence.files import EvidenceFile
-from esper.reports import views
+from esper.dashboard import views
+from esper.results.files import evidence_text, read_evidence
+from esper.results.sentences import verdict_sentences
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import open_run
 from tests.cli.test_run_commands import refused
+from tests.dashboard.report_samples import data_of
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
 
-def evaluation_of(*runs: str) -> EvidenceFile:
-    """Return a small evaluation of runs."""
+def evaluation_of(*runs: str) -> str:
+    """Return the file of a small evaluation of runs."""
     arms = (
         make_arm("learned", make_hosts(len(runs), 30, gain=0.05), kind="learned", grown_share=0.9),
         make_arm("heuristic", make_hosts(1, 30, seed=1), kind="tuned"),
     )
-    return EvidenceFile(entries=(make_evidence(*arms, runs=runs),))
+    return evidence_text([make_evidence(*arms, runs=runs)])
 
 
 def test_the_page_is_written_to_the_run_folder_and_replaces_itself(
@@ -37,10 +38,10 @@ def test_the_page_is_written_to_the_run_folder_and_replaces_itself(
         assert main(["report", str(copied_run)]) == 0
         printed = capsys.readouterr()
         assert (printed.out, printed.err) == (f"{copied_run / 'report.html'}\n", "")
-        text = (copied_run / "report.html").read_text("utf-8")
-        assert "<h1>Report on copied run</h1>" in text
-    (sentence, *_) = json.loads((copied_run / "summary.json").read_text())["sentences"]
-    assert f'<p class="report-verdict">{sentence}</p>' in text
+        (run,) = data_of(copied_run / "report.html")["runs"]
+        assert run["run"]["name"] == "copied run"
+    (verdict,) = json.loads((copied_run / "summary.json").read_text())["verdicts"]
+    assert run["run"]["comparison"]["sentences"] == verdict["sentences"]
 
 
 def test_several_runs_share_a_page_in_the_working_folder(
@@ -49,67 +50,36 @@ def test_several_runs_share_a_page_in_the_working_folder(
     other = shutil.copytree(finished_run, tmp_path / "other run")
     assert main(["report", str(finished_run), str(other)]) == 0
     assert capsys.readouterr().out == "report.html\n"
-    text = (tmp_path / "report.html").read_text("utf-8")
-    assert "<h1>Report on 2 runs</h1>" in text
-    assert "Differences in settings" in text
+    found = data_of(tmp_path / "report.html")["runs"]
+    assert [one["run"]["name"] for one in found] == ["first run", "other run"]
 
 
-def test_json_contains_the_views_of_the_run(
+def test_the_page_contains_the_views_of_the_run(
     finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(finished_run), "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["report", str(finished_run), "--out", "r.html"]) == 0
+    capsys.readouterr()
+    found = data_of(Path("r.html"))
     (run,) = found["runs"]
     with open_run(finished_run) as telemetry:
+        overview = views.overview(telemetry)
         expected = {
-            "overview": views.overview(telemetry),
-            "headline": views.headline(telemetry),
-            "metrics": views.metric_series(telemetry, after=-1),
-            "evaluations": views.evaluations(telemetry),
-            "comparison": views.comparison_view(finished_run),
+            "metrics": views.metric_series(telemetry, after=-1, without=views.WITHOUT_CHART),
             "learned": views.learned(telemetry),
             "health": views.health(telemetry),
+            "episodes": views.shown_episodes(telemetry),
         }
-        late = views.episode_list(telemetry, order="recent", first_round=2)["episodes"]
-        best = max(late, key=_return)
-        detail = views.episode_detail(telemetry, best["env"], best["episode"])
     assert {name: run[name] for name in expected} == json.loads(json.dumps(expected))
-    assert (run["name"], run["state"]) == ("first run", "done")
-    shown = {episode["kind"]: episode["detail"] for episode in run["episodes"]}
-    assert shown["best"]["result"]["ep_rew"] == best["ep_rew"]
-    assert shown["best"] == json.loads(json.dumps(detail))
-    assert set(shown) == {"typical", "best"}
+    assert run["run"]["overview"] == json.loads(json.dumps(overview))
+    assert run["run"]["comparison"] == json.loads(json.dumps(views.comparison_view(finished_run)))
+    assert (run["run"]["name"], run["run"]["state"]) == ("first run", "done")
     assert found["evaluations"] == []
 
 
-def _return(episode: views.Episode) -> float:
-    assert episode["ep_rew"] is not None
-    return episode["ep_rew"]
-
-
-def test_markdown_is_printed_or_written(
+def test_other_files_are_never_overwritten(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(finished_run), "--format", "md"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("<!-- esper report -->\n\n# Report on first run\n")
-    assert "## What the controller learned" in printed
-    words = ["report", str(finished_run), "--format", "md", "--out", "a report.md"]
-    assert main(words) == 0
-    assert capsys.readouterr().out == "a report.md\n"
-    lines = (tmp_path / "a report.md").read_text("utf-8").splitlines()
-    made = [line.startswith("Made by Esper") for line in lines]
-    assert sum(made) == 1
-    assert [one for one, is_made in zip(lines, made, strict=True) if not is_made] == [
-        line for line in printed.splitlines() if not line.startswith("Made by Esper")
-    ]
-
-
-@pytest.mark.parametrize("format_", ["html", "md", "json"])
-def test_other_files_are_never_overwritten(
-    format_: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["report", str(finished_run), "--format", format_, "--out", "notes"]
+    words = ["report", str(finished_run), "--out", "notes"]
     (tmp_path / "notes").write_text("my notes\n")
     assert "notes exists and is not a report" in refused(words, capsys)
     assert (tmp_path / "notes").read_text() == "my notes\n"
@@ -130,8 +100,6 @@ def test_usage_errors_are_reported_in_one_line(
     assert "RUN is missing" in refused(["report"], capsys)
     assert "'x'" in refused(["report", "x"], capsys)
     assert "is given twice" in refused(["report", run, run], capsys)
-    printed = refused(["report", run, "--format", "pdf"], capsys)
-    assert "--format is 'pdf'" in printed
     printed = refused(["report", run, "--evaluation", "x.json"], capsys)
     assert "x.json: No such file or directory" in printed
     (tmp_path / "bad.json").write_text("{}")
@@ -148,44 +116,43 @@ def test_evaluations_are_found_in_or_next_to_the_runs_or_by_path(
 ) -> None:
     (copied_run / "evaluation").mkdir()
     alone = evaluation_of("copied run")
-    (copied_run / "evaluation/evaluation.json").write_text(alone.to_text())
-    assert main(["report", str(copied_run), "--format", "json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["evaluations"]
-    assert found["source"].endswith("copied run/evaluation/evaluation.json")
-    assert found["verdict"]["sentences"] == list(verdict_sentences(alone.entries[0]))
+    (copied_run / "evaluation/evaluation.json").write_text(alone)
+    assert main(["report", str(copied_run)]) == 0
+    (run,) = data_of(copied_run / "report.html")["runs"]
+    (found,) = run["run"]["comparison"]["evaluations"]
+    assert found["file"].endswith("copied run/evaluation/evaluation.json")
+    assert found["sentences"] == list(verdict_sentences(read_evidence(alone)[0]))
+    assert found["tables"]
+    assert found["facts"]
     other = shutil.copytree(finished_run, tmp_path / "other run")
     both = evaluation_of("copied run", "other run")
-    (tmp_path / "evaluation.json").write_text(both.to_text())
+    (tmp_path / "evaluation.json").write_text(both)
     (tmp_path / "of others").mkdir()
     of_others = evaluation_of("copied run", "a third run")
-    (tmp_path / "of others/evaluation.json").write_text(of_others.to_text())
+    (tmp_path / "of others/evaluation.json").write_text(of_others)
     for words in ([], ["--evaluation", "."], ["--evaluation", "evaluation.json"]):
-        assert main(["report", str(copied_run), str(other), "--format", "json", *words]) == 0
-        found = json.loads(capsys.readouterr().out)["evaluations"]
+        assert main(["report", str(copied_run), str(other), "--out", "r.html", *words]) == 0
+        capsys.readouterr()
+        found = data_of(Path("r.html"))["evaluations"]
         assert [one["runs"] for one in found] == [["copied run", "other run"]]
 
 
-@pytest.mark.parametrize("format_", ["html", "md", "json"])
 @pytest.mark.parametrize("name", ["summary.json", "evaluation.json", "evaluation/evaluation.json"])
 def test_a_damaged_file_is_named_and_the_rest_reported(
-    name: str, format_: str, copied_run: Path, capsys: pytest.CaptureFixture[str]
+    name: str, copied_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied_run / name).parent.mkdir(exist_ok=True)
     (copied_run / name).write_text("{")
-    words = ["report", str(copied_run), "--format", format_]
-    assert main([*words, "--out", "written"]) == 2
+    assert main(["report", str(copied_run), "--out", "written"]) == 2
     told = capsys.readouterr()
     assert told.out == "written\n"
     (line,) = told.err.splitlines()
     assert line.count(str(copied_run / name)) == 1
-    assert name in Path("written").read_text()
-    if format_ != "html":
-        assert main(words) == 2
-        told = capsys.readouterr()
-        assert name in told.out
-        assert told.err == f"{line}\n"
+    (run,) = data_of(Path("written"))["runs"]
+    (problem,) = run["run"]["comparison"]["problems"]
+    assert problem.startswith(name)
     with pytest.warns(esper.errors.EsperWarning, match=name):
-        assert esper.report(copied_run, format=format_, out="again") == Path("again")  # type: ignore[arg-type]
+        assert esper.report(copied_run, out="again") == Path("again")
 
 
 def test_running_and_interrupted_runs_are_reported_as_such(
@@ -193,16 +160,17 @@ def test_running_and_interrupted_runs_are_reported_as_such(
 ) -> None:
     (copied_run / "summary.json").unlink()
     with RunFolder(copied_run).locked():
-        assert main(["report", str(copied_run), "--format", "md"]) == 0
-    assert "| state | running |" in capsys.readouterr().out
+        assert main(["report", str(copied_run)]) == 0
+    assert data_of(copied_run / "report.html")["runs"][0]["run"]["state"] == "running"
     with esper.telemetry.TelemetryWriter(copied_run / "telemetry.sqlite") as writer:
         writer.start_session(first_round=3, threads=1, torch_version="2")
         writer.end_session("interrupted", "Stopped by SIGINT.")
-    assert main(["report", str(copied_run), "--format", "md"]) == 0
-    printed = capsys.readouterr().out
-    assert "| state | interrupted |" in printed
-    assert "| sessions | 2 |" in printed
-    assert "Not compared with other controllers yet" in printed
+    assert main(["report", str(copied_run)]) == 0
+    capsys.readouterr()
+    (found,) = data_of(copied_run / "report.html")["runs"]
+    assert found["run"]["state"] == "interrupted"
+    assert len(found["run"]["overview"]["sessions"]) == 2
+    assert found["run"]["comparison"] is None
 
 
 def test_markup_in_the_name_of_a_run_is_escaped(
@@ -214,16 +182,15 @@ def test_markup_in_the_name_of_a_run_is_escaped(
     capsys.readouterr()
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "<script>alert" not in text
-    assert "<h1>Report on &lt;script&gt;alert(1)&lt;\u2028script&gt;</h1>" in text
+    assert "<title>&lt;script&gt;alert(1)&lt;\u2028script&gt; · Esper</title>" in text
 
 
-@pytest.mark.parametrize("format_", ["html", "md", "json"])
 def test_a_folder_name_that_is_not_utf8_has_a_report(
-    format_: str, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = tmp_path / os.fsdecode(b"odd-\xff")
     shutil.copytree(finished_run, odd)
-    assert main(["report", str(odd), "--format", format_, "--out", "report"]) == 0
+    assert main(["report", str(odd), "--out", "report"]) == 0
     capsys.readouterr()
     assert "odd-" in (tmp_path / "report").read_text("utf-8")
 
@@ -235,8 +202,7 @@ def test_charts_are_saved_as_png(
     assert main(["report", str(finished_run), "--out", "r.html", "--png", "charts"]) == 0
     assert capsys.readouterr().out == "r.html\n"
     names = {path.stem for path in (tmp_path / "charts").glob("*.png")}
-    assert names >= {"return", "score", "parameters", "flops", "kl", "entropy", "losses", "ops"}
-    assert names >= {"episode-typical", "episode-best", "learned", "health"}
+    assert names == {"learning", "timeline", "learned"}
     for path in (tmp_path / "charts").iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -248,7 +214,6 @@ def test_missing_matplotlib_is_reported_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "esper.reports.shown_figure", raising=False)
     words = ["report", str(finished_run), "--out", "r.html", "--png", "charts"]
     assert 'pip install "esper-lite[plot]"' in refused(words, capsys)
     assert not any(tmp_path.iterdir())
@@ -256,12 +221,9 @@ def test_missing_matplotlib_is_reported_and_nothing_is_written(
 
 def test_reports_can_be_written_from_python(finished_run: Path, tmp_path: Path) -> None:
     run = esper.load_run(finished_run)
-    path = run.report(format="md", out=tmp_path / "r.md")
-    assert path == tmp_path / "r.md"
-    assert esper.report([run], format="json", out="r.json") == Path("r.json")
-    assert json.loads((tmp_path / "r.json").read_text("utf-8"))["runs"][0]["name"] == run.name
-    with pytest.raises(esper.errors.ConfigError, match="format is 'pdf'"):
-        esper.report(run, format="pdf")  # type: ignore[arg-type]
+    assert run.report(out=tmp_path / "r.html") == tmp_path / "r.html"
+    assert esper.report([run], out="again.html") == Path("again.html")
+    assert data_of(tmp_path / "again.html")["runs"][0]["run"]["name"] == run.name
     with pytest.raises(esper.errors.ReportError, match="no run is given"):
         esper.report([])
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from esper.config.growth import MOST_EPOCHS, Budget, RewardConfig
+from esper.config.growth import MAX_EPOCHS, Budget, RewardConfig
 from esper.config.learning import PolicyConfig, PPOConfig
 from esper.config.run import (
     CheckpointConfig,
@@ -13,13 +13,13 @@ from esper.config.run import (
 )
 
 counts = st.integers(1, 2**62)
-epochs = st.integers(1, MOST_EPOCHS)
+epochs = st.integers(1, MAX_EPOCHS)
 positive = st.floats(0, 1e300, exclude_min=True)
 not_negative = st.floats(0, 1e300)
 shares = st.floats(0, 1)
 words = st.text(st.characters(exclude_categories=["Cs"]))
 schedules = st.sampled_from(["constant", "linear", "cosine"])
-sinks = st.lists(st.sampled_from(["tensorboard", "wandb", "trackio"])).map(tuple)
+sinks = st.lists(st.sampled_from(["tensorboard", "wandb"])).map(tuple)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 options = st.dictionaries(words, st.booleans() | st.integers() | finite | words, max_size=4)
 

@@ -28,7 +28,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it handles signals, which tests of other modules send
 def served(runs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Return a dashboard that serves these runs."""
     with pytest.MonkeyPatch.context() as patch:

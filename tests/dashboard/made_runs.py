@@ -7,7 +7,7 @@ from pathlib import Path
 from esper.config.run import RunConfig
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter
-from tests.reports.views.simulation import Simulation
+from tests.dashboard.views.simulation import Simulation
 
 
 def make_run(path: Path, *, rounds: int = 4, seed: int = 0, is_over: bool = True) -> RunFolder:

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starlette.routing import Mount, Route
-
-from esper.dashboard.server import Serving, serving
+from esper.dashboard.server import Server, serving
 
 TIMEOUT = 20.0
 
@@ -36,15 +34,12 @@ class Answer:
 class Served:
     """A running dashboard and a client that is logged in."""
 
-    def __init__(self, made: Serving, thread: threading.Thread) -> None:
+    def __init__(self, made: Server, thread: threading.Thread) -> None:
         self.made = made
         self._thread = thread
         self.port = made.port
         self.host = f"127.0.0.1:{made.port}"
-        self.cookie = self.key = ""
-        login = self.ask(made.link.removeprefix(f"http://{self.host}"))
-        self.cookie = login.headers["set-cookie"].partition(";")[0]
-        self.key = login.headers["location"].removeprefix("/#key=")
+        self.token = made.access.token
 
     @contextmanager
     def open(
@@ -53,7 +48,7 @@ class Served:
         """Yield a response whose body is not read yet."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-        given = {"host": self.host, "cookie": self.cookie, "x_esper_key": self.key} | headers
+        given = {"host": self.host, "authorization": f"Bearer {self.token}"} | headers
         for name, value in given.items():
             if value:
                 connection.putheader(name.replace("_", "-"), value)
@@ -65,20 +60,20 @@ class Served:
         """Return a response; empty headers are not sent."""
         with self.open(path, method, **headers) as response:
             found = {name.lower(): value for name, value in response.getheaders()}
-            is_stream = found.get("content-type", "").startswith("text/event")
+            is_stream = found.get("content-type", "").startswith("application/x-ndjson")
             body = b"" if is_stream else response.read()
             return Answer(status=response.status, headers=found, body=body)
 
     def end(self) -> float:
         """Stop the server, and return the seconds it took."""
         start = time.monotonic()
-        self.made.server.stop()
+        self.made.stop()
         self._thread.join(TIMEOUT)
         return time.monotonic() - start
 
     def paths(self, run: str = "a run") -> list[str]:
         """Return a path for each route, and some that do not exist."""
-        given = {"run": run.replace(" ", "%20"), "env": "0", "episode": "0"}
+        given = {"run": run.replace(" ", "%20"), "env": "0", "episode": "0", "file": "main.js"}
         found = [
             "/nowhere",
             "/api",
@@ -86,14 +81,11 @@ class Served:
             "/static",
             "/static/",
             "/static/no.js",
+            "/static/index.html",
             "/favicon.ico",
         ]
         for route in self.made.dashboard.routes:
-            if isinstance(route, Mount):
-                found += [f"{route.path}/index.html", f"{route.path}/main.js"]
-            else:
-                assert isinstance(route, Route)
-                found.append(re.sub(r"\{(\w+)\}", lambda name: given[name[1]], route.path))
+            found.append(re.sub(r"\{(\w+)[^}]*\}", lambda name: given[name[1]], route.path))
         return found
 
 
@@ -106,5 +98,5 @@ def serve(runs_dir: Path, **options: Any) -> Iterator[Served]:
         try:
             yield Served(made, thread)
         finally:
-            made.server.stop()
+            made.stop()
             thread.join()

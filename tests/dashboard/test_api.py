@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from esper.dashboard import runs as reading
-from esper.dashboard.runs import RunListing, RunReader
+from esper.dashboard import views
+from esper.dashboard.runs import RunReader
 from esper.errors import RunError
-from esper.reports import views
 from esper.telemetry import RunTelemetry, TelemetryWriter, open_run
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.served import Served, serve
@@ -25,7 +25,6 @@ ASKED: list[tuple[str, Callable[[RunTelemetry], Any]]] = [
     ("metrics", lambda run: views.metric_series(run, -1)),
     ("metrics?after=2", lambda run: views.metric_series(run, 2)),
     ("metrics?after=1&until=3", lambda run: views.metric_series(run, 1, until=3)),
-    ("evaluations", views.evaluations),
     ("episodes", lambda run: views.episode_list(run, order="recent", limit=50)),
     (
         "episodes?order=best&env=1&first_round=1&last_round=3&limit=2&offset=1",
@@ -80,7 +79,7 @@ def test_a_copied_run_keeps_its_start_and_has_its_curve_and_notes(tmp_path: Path
     folder = make_run(tmp_path / "one")
     os.utime(folder.config_file, (1e9, 1e9))
     (folder.path / "notes.md").write_text("slow but steady\n")
-    (row,) = RunReader(RunListing(tmp_path)).rows()
+    (row,) = RunReader(tmp_path).rows()
     with open_run(folder.path) as telemetry:
         assert row["created_at"] == telemetry.sessions()[0].started_at
         assert row["returns"] == views.held_out_returns(telemetry)
@@ -119,7 +118,8 @@ def test_a_bad_query_is_rejected_in_one_line(served: Served, query: str, name: s
 @pytest.mark.parametrize("place", ["0/99", "99/0", "x/0", "0/-1", "0/1.5", "0/" + "9" * 400])
 def test_a_missing_episode_is_not_found(served: Served, place: str) -> None:
     answer = served.ask(f"{RUN}/episodes/{place}")
-    assert (answer.status, answer.json) == (404, {"error": "no such episode."})
+    assert answer.status == 404
+    assert list(answer.json) == ["error"]
 
 
 def test_a_run_without_records_is_listed(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_run_with_malformed_records_is_listed(
         raise KeyError("flavour")
 
     monkeypatch.setattr(views, "headline", fail)
-    (row,) = RunReader(RunListing(tmp_path)).rows()
+    (row,) = RunReader(tmp_path).rows()
     assert row["state"] == "unreadable"
     assert "'flavour'" in row["problem"]
 
@@ -177,7 +177,7 @@ def test_a_deleted_run_disappears(tmp_path: Path) -> None:
 def test_runs_that_appear_and_disappear_while_read_cause_no_error(tmp_path: Path) -> None:
     steady = make_run(tmp_path / "runs" / "steady", is_over=False)
     make_run(tmp_path / "model")
-    reader, is_done = RunReader(RunListing(tmp_path / "runs")), threading.Event()
+    reader, is_done = RunReader(tmp_path / "runs"), threading.Event()
 
     def change() -> None:
         with TelemetryWriter(steady.telemetry_file) as writer:
@@ -219,7 +219,7 @@ def test_a_deleted_folder_has_no_runs(tmp_path: Path) -> None:
 
 def test_the_cache_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "one", is_over=False)
-    reader = RunReader(RunListing(tmp_path))
+    reader = RunReader(tmp_path)
     opened: list[object] = []
 
     def counting(path: Path) -> RunTelemetry:
@@ -251,7 +251,7 @@ def test_a_run_in_use_is_not_cached(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one")
     for file in folder.path.iterdir():
         os.utime(file, (1e9, 1e9))
-    reader = RunReader(RunListing(tmp_path))
+    reader = RunReader(tmp_path)
     with folder.locked():
         os.utime(folder.lock_file, (1e9, 1e9))
         first, second = (reader.view("one", "key", views.overview) for _ in range(2))
@@ -265,8 +265,8 @@ def test_a_run_in_use_is_not_cached(tmp_path: Path) -> None:
 def test_the_cache_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in make_run(tmp_path / "one").path.iterdir():
         os.utime(file, (1e9, 1e9))
-    monkeypatch.setattr(reading, "MOST_CACHED", 3)
-    reader, made = RunReader(RunListing(tmp_path)), list[int]()
+    monkeypatch.setattr(reading, "MAX_CACHED", 3)
+    reader, made = RunReader(tmp_path), list[int]()
 
     def ask(key: int) -> None:
         reader.view("one", key, lambda _: made.append(key))
@@ -292,7 +292,7 @@ def test_a_bug_is_reported_to_the_client_and_on_the_terminal(
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert served.ask("/api/runs").status == 200
     found = capsys.readouterr().err
-    assert "ZeroDivisionError: seven" in found
+    assert "ZeroDivisionError (seven)" in found
     assert "secret" not in found
 
 
@@ -300,13 +300,14 @@ def test_a_bug_in_the_guard_is_an_error_with_headers_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serve(tmp_path) as served:
-        monkeypatch.setattr(served.made.access, "has_cookie", lambda _: 1 // 0)
+        monkeypatch.setattr(served.made.access, "accepts_header", lambda _: 1 // 0)
         for _ in range(20):
             answer = served.ask("/api/runs?secret=x")
             assert answer.status == 500
             assert "internal error" in answer.json["error"]
             assert answer.headers["x-content-type-options"] == "nosniff"
-    (line,) = capsys.readouterr().err.splitlines()
+    line, *others = capsys.readouterr().err.splitlines()
+    assert others in ([], [line])  # the log of the dashboard that all tests share
     assert "ZeroDivisionError" in line
     assert "secret" not in line
 

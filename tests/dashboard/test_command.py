@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,20 @@ TIMEOUT = 60
 
 
 class Browser:
-    """Follows links and keeps cookies and the key like a browser."""
+    """Follows links and keeps the token like the page."""
 
     def __init__(self) -> None:
-        self.key = ""
-        jar = urllib.request.HTTPCookieProcessor(CookieJar())
-        self._opener = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
+        self.token = ""
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(self, address: str) -> str:
         with self.listen(address) as answer:
-            self.key = answer.url.partition("#key=")[2].partition("&")[0] or self.key
+            self.token = answer.url.partition("#token=")[2].partition("&")[0] or self.token
             return answer.read().decode()
 
     def listen(self, address: str) -> Any:
-        request = urllib.request.Request(address, headers={"X-Esper-Key": self.key})
-        return self._opener.open(request, timeout=TIMEOUT)
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return self._opener.open(urllib.request.Request(address, headers=headers), timeout=TIMEOUT)
 
 
 @contextmanager

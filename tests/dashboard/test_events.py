@@ -5,24 +5,24 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import asdict
-from http.client import HTTPResponse
+from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from esper.dashboard import events
-from esper.dashboard.error_log import ErrorLog
-from esper.dashboard.events import EventStream, Watch, difference
+from esper.dashboard import app, events
+from esper.dashboard.events import Watch, difference
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter
 from esper.training.activity import ActivityFile
 from esper.training.output import TrialProgress
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.served import Served, serve
-from tests.reports.views.simulation import Simulation
+from tests.dashboard.views.simulation import Simulation
 
 SOON = 10.0
 
@@ -33,23 +33,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.3)
 
 
-def parts(stream: HTTPResponse) -> Iterator[list[str]]:
-    """Yield the parts of a stream, each as lines."""
-    lines: list[str] = []
-    while line := stream.readline():
-        text = line.decode().rstrip("\n")
-        if text:
-            lines.append(text)
-        else:
-            yield lines
-            lines = []
-
-
 def states(stream: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the runs of each event."""
-    for lines in parts(stream):
-        if lines[0] == "event: state":
-            yield json.loads(lines[1].removeprefix("data: "))["runs"]
+    while line := stream.readline():
+        if line.strip():
+            yield json.loads(line)["runs"]
 
 
 def wait_for(is_so: Any) -> None:
@@ -69,7 +57,7 @@ def test_rounds_are_sent_as_they_are_written(tmp_path: Path) -> None:
         live.locked(),
         TelemetryWriter(live.telemetry_file) as writer,
     ):
-        assert stream.getheader("content-type") == "text/event-stream; charset=utf-8"
+        assert stream.getheader("content-type") == "application/x-ndjson"
         changes = states(stream)
         seen = next(changes)
         assert seen["done"]["rounds_done"] == 2
@@ -118,34 +106,42 @@ def test_new_and_deleted_runs_are_sent(tmp_path: Path) -> None:
         assert next(changes)["one"]["state"] == "done"
 
 
-def test_a_silent_stream_sends_heartbeats_and_a_retry_time(tmp_path: Path) -> None:
+def test_a_silent_stream_sends_empty_lines(tmp_path: Path) -> None:
     with serve(tmp_path) as served, served.open("/api/events") as stream:
-        found = parts(stream)
-        first = [next(found) for _ in range(4)]
-    assert first[0] == ["retry: 2000"]
-    assert first[1] == ["event: state", 'data: {"runs": {}}']
-    assert first[2] == first[3] == [": here"]
+        assert [stream.readline() for _ in range(3)] == [b'{"runs": {}}\n', b"\n", b"\n"]
 
 
 def test_head_gets_no_stream(served: Served) -> None:
     with served.open("/api/events", "HEAD") as response:
         assert response.status == 200
-        wait_for(lambda: served.made.dashboard.watch.n_listeners == 0)
+    assert served.made.dashboard.watch.n_streams == 0
 
 
-def test_runs_are_polled_only_while_there_are_listeners(tmp_path: Path) -> None:
+def test_streams_share_one_reading_of_the_runs_and_it_ends_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[float] = []
+
+    async def read() -> dict[str, dict[str, Any]]:
+        reads.append(time.monotonic())
+        return {}
+
     with serve(tmp_path) as served:
         watch = served.made.dashboard.watch
+        monkeypatch.setattr(watch, "_read", read)
         with served.open("/api/events") as one, served.open("/api/events") as two:
             assert next(states(one)) == next(states(two)) == {}
-            assert watch.n_listeners == 2
-            assert watch.is_polling
-        wait_for(lambda: watch.n_listeners == 0)
-        assert not watch.is_polling
+            assert watch.n_streams == 2
+            wait_for(lambda: len(reads) > 5)
+        assert min(after - before for before, after in itertools.pairwise(reads)) >= 0.05
+        wait_for(lambda: watch.n_streams == 0)
+        n_reads = len(reads)
+        time.sleep(0.3)
+        assert len(reads) == n_reads
 
 
 def test_the_number_of_streams_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    monkeypatch.setattr(app, "MAX_STREAMS", 2)
     with serve(tmp_path) as served:
         with served.open("/api/events") as one, served.open("/api/events") as two:
             assert next(states(one)) == next(states(two)) == {}
@@ -153,7 +149,7 @@ def test_the_number_of_streams_is_limited(tmp_path: Path, monkeypatch: pytest.Mo
             assert answer.status == 503
             assert "2 pages" in answer.json["error"]
             assert answer.headers["cache-control"] == "no-store"
-        wait_for(lambda: served.made.dashboard.watch.n_listeners == 0)
+        wait_for(lambda: served.made.dashboard.watch.n_streams == 0)
         assert served.ask("/api/events").status == 200
 
 
@@ -178,10 +174,10 @@ def test_a_stalled_client_does_not_block_others(
         monkeypatch.setattr(watch, "_read", read)
         with socket.create_connection(("127.0.0.1", served.port)) as still:
             still.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            request = f"GET /api/events?key={served.key} HTTP/1.1\r\nHost: {served.host}"
-            request += f"\r\nCookie: {served.cookie}"
+            request = f"GET /api/events HTTP/1.1\r\nHost: {served.host}"
+            request += f"\r\nAuthorization: Bearer {served.token}"
             still.sendall(f"{request}\r\n\r\n".encode())
-            wait_for(lambda: watch.n_listeners == 1)
+            wait_for(lambda: watch.n_streams == 1)
             time.sleep(1.0)
             with served.open("/api/events") as stream:
                 changes = states(stream)
@@ -191,47 +187,49 @@ def test_a_stalled_client_does_not_block_others(
 
 
 def test_a_slow_client_gets_the_latest_state() -> None:
-    async def scenario() -> list[Any]:
+    async def scenario() -> list[int]:
         numbers = iter(range(1000))
-        sent: list[Any] = []
+        sent: list[int] = []
 
         async def read() -> dict[str, dict[str, Any]]:
             return {"run": {"n": next(numbers)}}
 
-        async def receive() -> dict[str, Any]:
-            await asyncio.sleep(1.5)
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            body = message.get("body", b"")
-            if body.startswith(b"event"):
-                sent.append(json.loads(body.split(b"data: ")[1])["runs"]["run"]["n"])
-                await asyncio.sleep(0.4)
-
-        await EventStream(Watch(read, ErrorLog()))({"type": "http", "method": "GET"}, receive, send)
+        watch = Watch(read)
+        fast = watch.changes()
+        task = asyncio.create_task(_exhaust(fast))
+        async for line in watch.changes():
+            sent.append(json.loads(line)["runs"]["run"]["n"])
+            await asyncio.sleep(0.4)
+            if len(sent) == 3:
+                break
+        task.cancel()
         return sent
 
     sent = asyncio.run(scenario())
-    assert 2 <= len(sent) <= 5  # of about thirty that there were
     assert min(after - before for before, after in itertools.pairwise(sent)) >= 3
 
 
-def test_polling_continues_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    async def scenario() -> bool:
-        looks = iter([{}, None, {"run": {"n": 1}}])
+async def _exhaust(lines: AsyncIterator[str]) -> None:
+    async for _ in lines:
+        pass
 
-        async def read() -> Any:
-            found = next(looks)
-            if found is None:
-                raise ZeroDivisionError("seven")
-            return found
 
-        watch = Watch(read, ErrorLog())
-        with watch.listening():
-            return await watch.wait(SOON) and await watch.wait(SOON)
+def test_an_error_in_reading_ends_the_stream_and_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def read() -> Any:
+        raise ZeroDivisionError("seven")
 
-    assert asyncio.run(scenario())
-    assert "ZeroDivisionError: seven" in capsys.readouterr().err
+    with serve(tmp_path) as served:
+        monkeypatch.setattr(served.made.dashboard.watch, "_read", read)
+        for _ in range(5):
+            with served.open("/api/events") as stream, suppress(IncompleteRead):
+                assert stream.read() == b""
+        assert served.ask("/api/runs").status == 200
+        assert served.made.dashboard.watch.n_streams == 0
+    line, *others = capsys.readouterr().err.splitlines()
+    assert others in ([], [line])  # the log of the dashboard that all tests share
+    assert "ZeroDivisionError (seven)" in line
 
 
 def test_the_difference_has_changed_and_deleted_runs() -> None:

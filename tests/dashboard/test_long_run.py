@@ -12,11 +12,11 @@ import pytest
 from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import Record, RoundRecord, UpdateRecord
 from tests.dashboard.served import Served, serve
-from tests.reports.views.samples import HEADS, config_text, run_record, trial
+from tests.dashboard.views.samples import HEADS, config_text, run_record, trial
 from tests.telemetry.samples import example
 
 N_ROUNDS = 10_000
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 _ROUND, _UPDATE = example(RoundRecord), example(UpdateRecord)
 
 
@@ -47,7 +47,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "config.toml").write_text(config_text())
     with TelemetryWriter(folder / "telemetry.sqlite") as writer:
         writer.start_session(first_round=1, threads=1, torch_version="0")
-        writer.write_many([run_record(), trial(0, "wait"), trial(0, "fixed")])
+        writer.write_many([run_record(), trial(0, "no-growth"), trial(0, "fixed")])
         for number in range(1, N_ROUNDS + 1):
             writer.write_many(round_records(number))
         writer.end_session("done")
@@ -63,12 +63,12 @@ def test_the_first_page_of_a_long_run_is_small(long_run: Served) -> None:
     asked += ["/api/runs/long", "/api/runs/long/metrics?after=-1"]
     answers = [page, *map(long_run.ask, asked)]
     assert {answer.status for answer in answers} == {200}
-    assert sum(len(answer.body) for answer in answers) < MOST_BYTES
+    assert sum(len(answer.body) for answer in answers) < MAX_BYTES
 
 
 def test_the_health_of_a_long_run_is_small(long_run: Served) -> None:
     health = long_run.ask("/api/runs/long/health")
-    assert len(health.body) < MOST_BYTES / 2
+    assert len(health.body) < MAX_BYTES / 2
     parts = health.json["seconds_by_part"]
     assert {len(values) for values in parts["values"]} == {len(parts["rounds"])}
 

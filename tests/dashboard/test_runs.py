@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from esper.dashboard.runs import READ_FILES, RunListing
+from esper.dashboard.runs import READ_FILES, RunReader
 from tests.dashboard.made_runs import make_run
 
 
 def names(root: Path) -> list[str]:
-    return list(RunListing(root).folders())
+    return list(RunReader(root).folders())
 
 
 def test_a_link_within_the_folder_is_listed(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_link_that_leads_out_is_not_listed(tmp_path: Path) -> None:
     (runs / "loop").symlink_to("loop")
     (runs / "nowhere").symlink_to("not-there")
     assert names(runs) == ["own"]
-    assert RunListing(runs).find("absolute") is None
+    assert "absolute" not in RunReader(runs).folders()
 
 
 @pytest.mark.parametrize("file", READ_FILES)
@@ -59,9 +59,7 @@ def test_a_name_that_is_not_utf8_can_be_found(tmp_path: Path) -> None:
     make_run(tmp_path / raw, rounds=0)
     (name,) = names(tmp_path)
     assert name.encode() == rb"caf\xe9"
-    found = RunListing(tmp_path).find(name)
-    assert found is not None
-    assert found.path == tmp_path / raw
+    assert RunReader(tmp_path).folders()[name].path == tmp_path / raw
 
 
 def test_an_unreadable_root_has_no_runs(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.tamiyo import Controller, WaitController
+from esper.tamiyo import Controller, NoGrowth
 from esper.tamiyo.controllers.price_schedule import PriceSchedule
 from esper.tasks import Samples, Task, TaskData, TaskDraw, make_task
 
@@ -69,7 +69,7 @@ TASK = Task(
     growth=GrowthConfig(min_training_epochs=0, min_holding_epochs=0, advances_alone=True),
     draws_price=True,
     draws_designs=True,
-    most_slots=3,
+    max_slots=3,
 )
 
 
@@ -109,7 +109,7 @@ def test_hosts_side_by_side_live_as_they_would_alone() -> None:
             assert torch.equal(together.masks().choices[host], own.masks().choices[0])
             np.testing.assert_array_equal(result.slots.stage[host], single.slots.stage[0])
     assert together.records.is_over.all()
-    assert together.records.seed_parameters.any()
+    assert together.records.slots.grown_parameters.any()
 
 
 def test_each_host_has_its_own_budget_and_price() -> None:
@@ -117,11 +117,11 @@ def test_each_host_has_its_own_budget_and_price() -> None:
     waits = np.zeros((3, len(HEAD_NAMES)), np.int64)
     costs = np.zeros(3)
     while not growth.records.is_over.all():
-        costs -= growth.step(waits).terms.flops
+        costs -= growth.step(waits).terms.flops_cost
     assert growth.records.epoch.tolist() == EPOCHS
-    np.testing.assert_allclose(costs, np.array(PRICES) * growth.records.paid_flops)
+    np.testing.assert_allclose(costs, np.array(PRICES) * growth.records.flops_used)
     # A host that nobody grows costs one reference run, and settling a little more.
-    np.testing.assert_allclose(growth.records.paid_flops, 1.0, atol=0.2)
+    np.testing.assert_allclose(growth.records.flops_used, 1.0, atol=0.2)
 
 
 def test_a_drawn_budget_stays_within_the_budget_of_the_task() -> None:
@@ -177,11 +177,11 @@ def test_a_saved_environment_goes_on_bit_for_bit(n_steps: int) -> None:
     assert len(kinds) > 1
 
 
-def make_rival(form: str, growth: GrowthEpisodes) -> Controller:
+def make_baseline(form: str, growth: GrowthEpisodes) -> Controller:
     """Return the controller that rewards of a form are relative to, started."""
-    rival = WaitController() if form == "paired" else PriceSchedule(growth.layout)
-    rival.start(growth.n_hosts)
-    return rival
+    baseline = NoGrowth() if form == "paired" else PriceSchedule(growth.layout)
+    baseline.start(growth.n_hosts)
+    return baseline
 
 
 def act(controller: Controller, growth: GrowthEpisodes, step: int) -> np.ndarray:
@@ -190,25 +190,25 @@ def act(controller: Controller, growth: GrowthEpisodes, step: int) -> np.ndarray
 
 
 @pytest.mark.parametrize("form", RELATIVE_REWARDS)
-def test_a_controller_that_does_as_its_rival_gets_nothing(form: RewardForm) -> None:
+def test_a_controller_that_does_as_its_baseline_gets_nothing(form: RewardForm) -> None:
     rewards = RewardConfig(reward=form, shaping=0.0)
     growth = GrowthEpisodes(TASK, seeds_of([0, 1, 2]), rewards=rewards)
-    rival = make_rival(form, growth)
+    baseline = make_baseline(form, growth)
     for step in range(7):
-        terms = growth.step(act(rival, growth, step)).terms
+        terms = growth.step(act(baseline, growth, step)).terms
         np.testing.assert_allclose(terms.total, 0.0, atol=1e-12)
     assert growth.records.is_over.all()
-    assert (growth.records.seed_parameters[0].sum() > 0) == (form == "scheduled")
+    assert (growth.records.slots.grown_parameters[0].sum() > 0) == (form == "scheduled")
 
 
 @pytest.mark.parametrize("form", RELATIVE_REWARDS)
-def test_returns_are_what_is_gained_over_the_rival(form: RewardForm) -> None:
+def test_returns_are_what_is_gained_over_the_baseline(form: RewardForm) -> None:
     seeds = seeds_of([0, 1, 2, 2, 1])
     grown = [
         GrowthEpisodes(TASK, seeds, rewards=RewardConfig(reward=one)) for one in ("dense", form)
     ]
     other = GrowthEpisodes(TASK, seeds, rewards=RewardConfig())
-    rival = make_rival(form, other)
+    baseline = make_baseline(form, other)
     generators = [np.random.default_rng(5) for _ in grown]
     returns = np.zeros((3, len(seeds)))
     for step in range(7):
@@ -219,27 +219,27 @@ def test_returns_are_what_is_gained_over_the_rival(form: RewardForm) -> None:
             if step == 4:
                 stopped = growth.returns_if_stopped()
                 assert stopped.shape == (len(seeds),)
-        returns[2] += other.step(act(rival, other, step)).terms.total
+        returns[2] += other.step(act(baseline, other, step)).terms.total
     np.testing.assert_allclose(returns[1], returns[0] - returns[2], atol=1e-12)
     assert np.abs(returns[1]).max() > 0.01
     np.testing.assert_allclose(grown[1].returns_if_stopped(), returns[1], atol=1e-12)
     np.testing.assert_array_equal(grown[0].records.final_score, grown[1].records.final_score)
 
 
-def test_rivals_are_those_of_new_hosts_after_a_restart() -> None:
+def test_baselines_are_those_of_new_hosts_after_a_restart() -> None:
     rewards = RewardConfig(reward="scheduled", shaping=0.0)
     first, second = seeds_of([0, 1]), seeds_of([2, 0], first=1000)
     growth = GrowthEpisodes(TASK, first, rewards=rewards)
     growth.begin([1], second[1:])
     fresh = GrowthEpisodes(TASK, [first[0], second[1]], rewards=rewards)
-    for name in ("rival_scores", "rival_flops", "rival_final_score"):
+    for name in ("baseline_scores", "baseline_flops", "baseline_final_score"):
         np.testing.assert_array_equal(getattr(growth.records, name), getattr(fresh.records, name))
     restored = GrowthEpisodes(TASK, second, rewards=rewards)
     restored.load_state_dict(growth.state_dict())
-    np.testing.assert_array_equal(restored.records.rival_flops, growth.records.rival_flops)
+    np.testing.assert_array_equal(restored.records.baseline_flops, growth.records.baseline_flops)
 
 
 @pytest.mark.parametrize("form", RELATIVE_REWARDS)
-def test_rivals_need_a_population_for_each_host(form: RewardForm) -> None:
+def test_baselines_need_a_population_for_each_host(form: RewardForm) -> None:
     with pytest.raises(ConfigError, match=rf"'{form}'.*'digits'"):
         GrowthEpisodes(make_task("digits"), [0], rewards=RewardConfig(reward=form))

@@ -144,7 +144,7 @@ def test_finish_terminates_before_another_epoch() -> None:
     assert (terminated, truncated) == (True, False)
     assert info["n_epochs"] == 1
     assert info["flops"] == before["flops"]
-    assert info["reward_terms"]["flops"] == info["reward_terms"]["rent"] == 0.0
+    assert info["reward_terms"]["flops_cost"] == info["reward_terms"]["rent"] == 0.0
 
 
 def test_a_limit_from_outside_truncates() -> None:
@@ -187,7 +187,7 @@ def test_rewards_sum_to_the_final_score_minus_the_costs() -> None:
     rent = -terms["rent"]
     assert terms["shaping"] == pytest.approx(0.0, abs=1e-12)
     assert rent > 0
-    assert -terms["flops"] == pytest.approx(budget.flop_price * info["flops"], abs=1e-12)
+    assert -terms["flops_cost"] == pytest.approx(budget.flop_price * info["flops"], abs=1e-12)
     expected = info["final_score"] - budget.flop_price * info["flops"] - rent
     assert total == pytest.approx(expected, abs=1e-12)
 
@@ -211,7 +211,7 @@ def test_waiting_to_the_end_costs_one_reference_run() -> None:
     costs = 0.0
     for _ in range(12):
         *_, info = env.step(choose(Op.WAIT))
-        costs -= info["reward_terms"]["flops"] + info["reward_terms"]["rent"]
+        costs -= info["reward_terms"]["flops_cost"] + info["reward_terms"]["rent"]
     assert info["flops"] == pytest.approx(1.0, abs=1e-12)
     assert costs == pytest.approx(env.vector.task.budget.flop_price, abs=1e-12)
 
@@ -228,9 +228,9 @@ def test_the_contribution_of_a_held_seed_is_measured() -> None:
     model = population.model(0).eval()
     with torch.no_grad():
         on = (model(data.validation_inputs).argmax(1) == data.validation_targets).double().mean()
-        with slots(model).switched_off("blocks.0"):
+        with slots(model)["blocks.0"].switched_off():
             off = (model(data.validation_inputs).argmax(1) == data.validation_targets).double()
-    worth = env.vector.growth.records.contribution[0, 0]
+    worth = env.vector.growth.records.slots.contribution[0, 0]
     assert worth == pytest.approx((on - off.mean()).item(), abs=1e-12)
 
 

@@ -11,7 +11,7 @@ from esper.environment import GrowthEnv, GrowthVectorEnv, run_episodes
 from esper.errors import ActionSpecError, ConfigError, TaskError, UnsupportedEnvironmentError
 from esper.growth.hosts import make_host
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.tamiyo import WaitController
+from esper.tamiyo import NoGrowth
 from esper.tamiyo.controllers.simple import RandomController
 from esper.tasks import Task, make_task
 from tests.joint_tasks import make_joint_task
@@ -140,7 +140,7 @@ def test_variants_are_rejected_where_one_design_is_needed() -> None:
         GrowthEnv(task)
     envs = joint_envs(task, autoreset=False)
     with pytest.raises(TaskError, match="a controller's trial"):
-        run_episodes(envs, WaitController(), seed=0)
+        run_episodes(envs, NoGrowth(), seed=0)
     with pytest.raises(UnsupportedEnvironmentError, match="2 designs"):
         _ = envs.growth.population
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.environment.records import EpisodeRecords
 from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import Op
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.observations import HISTORY
 from tests.environment.worlds import choose, life_of_a_seed, make_envs, random_actions, wait
@@ -44,19 +45,19 @@ def test_scores_and_contributions_agree_with_the_models(form: str) -> None:
             score = accuracy(model, *sample)
             assert records.score[host] == pytest.approx(score, abs=1e-9)
             is_open = arrays.stage[host, 0] == Stage.HOLDING
-            assert records.is_measured[host].tolist() == [is_open, False]
+            assert records.slots.is_measured[host].tolist() == [is_open, False]
             if is_open:
-                with slots(model).switched_off(config.slot_ids[0]):
+                with slots(model)[config.slot_ids[0]].switched_off():
                     worth = score - accuracy(model, *sample)
-                assert records.contribution[host, 0] == pytest.approx(worth, abs=1e-9)
+                assert records.slots.contribution[host, 0] == pytest.approx(worth, abs=1e-9)
                 worths.append(worth)
                 measured_stages.add(int(arrays.stage[host, 0]))
             else:
-                assert records.contribution[host, 0] == 0.0
+                assert np.isnan(records.slots.contribution[host, 0])
             n = sum(p.numel() for p in model.parameters())
             added = sum(p.numel() for p in slots(model)["blocks.0"].seed_parameters())
-            assert records.n_parameters[host] + records.seed_parameters[host].sum() == n
-            assert records.seed_parameters[host, 0] == added
+            assert records.n_parameters[host] + records.slots.grown_parameters[host].sum() == n
+            assert records.slots.grown_parameters[host, 0] == added
     assert measured_stages == {Stage.HOLDING}
     assert len(set(worths)) > 1
 
@@ -66,7 +67,7 @@ def test_a_slot_that_grows_again_is_paid_for_and_observed(form: str) -> None:
     envs = make_envs(2, "digits", form=form, n_epochs=20)
     envs.reset(seed=0)
     population, records, layout = envs.growth.population, envs.growth.records, envs.layout
-    hidden = records.slot_hidden[0, 0]
+    hidden = records.slots.first_hidden[0, 0]
     life = life_of_a_seed(envs.slot_config)
     rest = [choose(Op.WAIT)] * 2
     units = 0
@@ -74,7 +75,7 @@ def test_a_slot_that_grows_again_is_paid_for_and_observed(form: str) -> None:
         observations, *_ = envs.step(np.stack([row, choose(Op.WAIT)]))
         model = population.model(0)
         n = sum(parameter.numel() for parameter in model.parameters())
-        assert records.n_parameters[0] + records.seed_parameters[0].sum() == n
+        assert records.n_parameters[0] + records.slots.grown_parameters[0].sum() == n
         place = slots(model)["blocks.0"]
         units = sum(part.seed.first.weight.shape[0] for part in place.absorbed)  # type: ignore[union-attr, index]
         seen = layout.slot(observations, "growth")[:, 0]
@@ -88,9 +89,9 @@ def test_a_pruned_seed_contributes_nothing() -> None:
     script = [*life_of_a_seed(envs.slot_config)[:6], choose(Op.PRUNE)]
     for row in script[:-1]:
         envs.step(np.stack([row, row]))
-    assert (envs.growth.records.contribution[:, 0] != 0.0).any()
+    assert (envs.growth.records.slots.contribution[:, 0] != 0.0).any()
     envs.step(np.stack([script[-1]] * 2))
-    assert (envs.growth.records.contribution == 0.0).all()
+    assert np.isnan(envs.growth.records.slots.contribution).all()
 
 
 def count_flops(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor | None) -> int:
@@ -110,9 +111,9 @@ def test_every_step_is_charged_the_flops_that_torch_counts() -> None:
     envs.reset(seed=1)
     population, records = envs.growth.population, envs.growth.records
     for row in [*life_of_a_seed(envs.slot_config), choose(Op.WAIT)]:
-        before = records.paid_flops.copy()
+        before = records.flops_used.copy()
         envs.step(np.stack([row, choose(Op.WAIT), row]))
-        spent = (records.paid_flops - before) * records.reference_flops
+        spent = (records.flops_used - before) * records.reference_flops
         for host in range(3):
             data = population.specs[host].data
             model = copy.deepcopy(population.model(host))
@@ -122,9 +123,9 @@ def test_every_step_is_charged_the_flops_that_torch_counts() -> None:
             is_blended = slots(model)["blocks.0"].life.is_growing and slots(model)["blocks.0"].alpha
             is_best = records.settled_epoch[host] == records.epoch[host]
             # The contribution of a held seed, and whether to keep it if training ended here.
-            n_without = int(records.is_measured[host, 0]) + int(is_best and bool(is_blended))
+            n_without = int(records.slots.is_measured[host, 0]) + int(is_best and bool(is_blended))
             for _ in range(n_without):
-                with slots(model).switched_off("blocks.0"):
+                with slots(model)["blocks.0"].switched_off():
                     expected += count_flops(model, data.validation_inputs, None)
             assert spent[host] == pytest.approx(expected, rel=0.01), row
     assert records.n_parameters.min() < population.costs.host_parameters
@@ -149,14 +150,13 @@ def test_histories_hold_the_scores_seen_so_far() -> None:
         scores.append(records.score.copy())
         norms.append(records.gradient_norm.copy())
         losses.append(records.validation_losses[:, -1].copy())
-        facts = records.host_facts()
-        for seen, known in ((facts.scores, scores), (facts.validation_losses, losses)):
+        for seen, known in ((records.scores, scores), (records.validation_losses, losses)):
             np.testing.assert_array_equal(seen.T, [*unknown, *known][-HISTORY:])
-        np.testing.assert_array_equal(facts.best_score, np.max(scores, axis=0))
-        np.testing.assert_array_equal(facts.first_loss, losses[0])
-        np.testing.assert_array_equal(facts.best_loss, np.min(losses, axis=0))
-        np.testing.assert_array_equal(facts.previous_gradient_norm, norms[-2])
-        np.testing.assert_array_equal(facts.first_gradient_norm, norms[1])
+        np.testing.assert_array_equal(records.best_score, np.max(scores, axis=0))
+        np.testing.assert_array_equal(records.first_loss, losses[0])
+        np.testing.assert_array_equal(records.best_loss, np.min(losses, axis=0))
+        np.testing.assert_array_equal(records.previous_gradient_norm, norms[-2])
+        np.testing.assert_array_equal(records.first_gradient_norm, norms[1])
     assert (np.max(scores, axis=0) > scores[-1]).any()
 
 
@@ -165,7 +165,7 @@ def test_seed_gradient_norms_are_recorded() -> None:
     envs.reset(seed=0)
     for row in life_of_a_seed(envs.slot_config)[:3]:
         observations, *_ = envs.step(np.stack([row, choose(Op.WAIT)]))
-    norms = envs.growth.records.seed_gradient_norm
+    norms = envs.growth.records.slots.gradient_norm
     assert norms[0, 0] > 0.0
     assert norms[0, 1] == norms[1, 0] == norms[1, 1] == 0.0
     health = envs.layout.slot(observations, "gradient_health")
@@ -201,13 +201,13 @@ def test_finish_costs_no_rent() -> None:
 
 
 def test_clearing_resets_the_record_of_one_host() -> None:
-    records = EpisodeRecords.blank(2, 3)
-    for tensor in records.state_dict().values():
-        assert (tensor == 0).all()
+    records = EpisodeRecords.blank(SlotArrays.blank(2, 3))
+    for values in records.columns().values():
+        assert (values == 0).all()
     records.score[:] = 1.0
-    records.contribution[:] = 0.5
+    records.slots.contribution[:] = 0.5
     records.clear(1)
     np.testing.assert_array_equal(records.score, [1.0, np.nan])
-    assert records.contribution[0].tolist() == [0.5] * 3
-    assert records.contribution[1].tolist() == [0.0] * 3
+    assert records.slots.contribution[0].tolist() == [0.5] * 3
+    assert np.isnan(records.slots.contribution[1]).all()
     assert records.last_op.tolist() == [0, -1]

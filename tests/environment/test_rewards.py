@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.config.growth import Budget, RewardConfig
-from esper.environment.rewards import (
-    REWARD_TERMS,
-    EpisodeAccount,
-    StepAccount,
-    potential,
-    settle_step,
-)
+from esper.environment.records import EpisodeRecords
+from esper.environment.rewards import REWARD_TERMS, potential, settle_step
 from esper.errors import ConfigError
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.stages import Stage
 
 BUDGET = Budget(n_epochs=8, flop_price=0.3, parameter_rent=0.1)
@@ -45,23 +41,26 @@ def pay(
 ) -> dict[str, np.ndarray]:
     """Return the terms of each step, ``[T]`` each."""
     n = len(episode["flops"])
-    account = EpisodeAccount(*np.zeros((4, 1)))
+    records = EpisodeRecords.blank(SlotArrays.blank(1, 2))
+    records.flop_price[:] = BUDGET.flop_price
     potentials = potential(episode["stages"], np.zeros_like(episode["stages"]), config)
     terms: dict[str, list[float]] = {name: [] for name in REWARD_TERMS}
     for t in range(n):
-        step = StepAccount(
-            score_change=episode["scores"][t + 1 : t + 2] - episode["scores"][t : t + 1],
+        is_end = t == n - 1 and not is_cut
+        records.was_restored[:] = episode["restored"][t]
+        records.flops_used[:] += episode["flops"][t]
+        after = 0.0 if is_end else potentials[t + 1 : t + 2]
+        found = settle_step(
+            records,
+            config,
+            progress=episode["scores"][t + 1 : t + 2] - episode["scores"][t : t + 1],
             flops=episode["flops"][t : t + 1],
-            added_parameters=episode["added"][t : t + 1],
-            was_restored=episode["restored"][t : t + 1],
-            potential_before=potentials[t : t + 1],
-            potential_after=potentials[t + 1 : t + 2],
-            is_end=np.array([t == n - 1 and not is_cut]),
+            rent=-BUDGET.parameter_rent / BUDGET.n_epochs * episode["added"][t : t + 1],
+            shaping=config.gamma * after - potentials[t : t + 1],
+            is_end=np.array([is_end]),
             final_score=episode["final"],
-            flop_price=np.array([BUDGET.flop_price]),
-            epoch_rent=np.array([BUDGET.parameter_rent / BUDGET.n_epochs]),
         )
-        for name, value in settle_step(step, account, config).by_name().items():
+        for name, value in found.by_name().items():
             terms[name].append(float(value[0]))
     return {name: np.array(values) for name, values in terms.items()}
 
@@ -135,7 +134,7 @@ def test_a_worked_example() -> None:
     terms = pay(episode, RewardConfig(shaping=0.2))
     np.testing.assert_allclose(terms["progress"], [0.4, -0.1])
     np.testing.assert_allclose(terms["settlement"], [0.0, 0.3])
-    np.testing.assert_allclose(terms["flops"], [-0.15, -0.075])
+    np.testing.assert_allclose(terms["flops_cost"], [-0.15, -0.075])
     np.testing.assert_allclose(terms["rent"], [0.0, -0.025])
     np.testing.assert_allclose(terms["penalty"], [0.0, -0.01])
     # One of two slots germinated: 0.2 * 0.2 / 2, given back at the end.

@@ -14,7 +14,7 @@ from esper.simic.policy import RecurrentPolicy
 from esper.tamiyo import (
     Controller,
     LearnedController,
-    WaitController,
+    NoGrowth,
     controller_names,
     grow_everywhere,
     grow_once,
@@ -39,7 +39,7 @@ def make(task: str, num_envs: int = 2, **options: object) -> GrowthVectorEnv:
 def make_named(name: str, envs: GrowthVectorEnv) -> Controller:
     if name == "learned":
         spec, layout = growth_action_spec(envs.slot_config), envs.layout
-        policy = RecurrentPolicy(spec, layout.size, categories=layout.categories)
+        policy = RecurrentPolicy(spec, layout.size)
         return LearnedController(policy)
     return make_controller(name, envs.layout)
 
@@ -66,7 +66,7 @@ def test_every_controller_runs_on_every_task(task: str, name: str) -> None:
 
 def test_waiting_does_nothing_and_a_fixed_schedule_commits() -> None:
     envs = make("spirals")
-    waiting = run_episodes(envs, WaitController(), seed=0)
+    waiting = run_episodes(envs, NoGrowth(), seed=0)
     assert (waiting.op_counts[:, Op.WAIT] == N_EPOCHS).all()
     assert (waiting.seed_parameters == 0).all()
     grown = run_episodes(envs, grow_once(envs.layout, blueprint="widen_large"), seed=0)
@@ -85,7 +85,7 @@ def test_equal_seeds_give_equal_episodes() -> None:
 
 
 def test_an_early_finish_ends_only_its_own_episode() -> None:
-    class FinishFirst(WaitController):
+    class FinishFirst(NoGrowth):
         def act(self, observations: np.ndarray, masks: object, starts: np.ndarray) -> np.ndarray:
             actions = np.zeros((len(observations), 8), np.int64)
             actions[0, -1] = Op.FINISH
@@ -98,7 +98,7 @@ def test_an_early_finish_ends_only_its_own_episode() -> None:
 
 def test_autoresetting_environments_are_rejected() -> None:
     with pytest.raises(UnsupportedEnvironmentError, match="autoreset=False"):
-        run_episodes(make_envs(2), WaitController(), seed=0)
+        run_episodes(make_envs(2), NoGrowth(), seed=0)
 
 
 def test_wrappers_are_ignored() -> None:
@@ -107,8 +107,8 @@ def test_wrappers_are_ignored() -> None:
             return 2.0 * rewards
 
     envs = make("spirals")
-    plain = run_episodes(envs, WaitController(), seed=np.int64(3))  # type: ignore[arg-type]
-    wrapped = run_episodes(Doubled(envs), WaitController(), seed=3)
+    plain = run_episodes(envs, NoGrowth(), seed=np.int64(3))  # type: ignore[arg-type]
+    wrapped = run_episodes(Doubled(envs), NoGrowth(), seed=3)
     np.testing.assert_array_equal(plain.returns, wrapped.returns)
     np.testing.assert_array_equal(plain.draw_seeds, wrapped.draw_seeds)
 
@@ -116,15 +116,15 @@ def test_wrappers_are_ignored() -> None:
 def test_other_environments_are_rejected() -> None:
     for envs, kind in ((GrowthEnv("spirals"), "GrowthEnv"), (5, "int"), (None, "NoneType")):
         with pytest.raises(UnsupportedEnvironmentError, match=f"envs is an? {kind}"):
-            run_episodes(envs, WaitController(), seed=0)  # type: ignore[arg-type]
+            run_episodes(envs, NoGrowth(), seed=0)  # type: ignore[arg-type]
 
 
 def test_invalid_seeds_and_controllers_are_rejected() -> None:
     envs = make("spirals", 1)
     for seed in (None, 1.5, -1, "0", True):
         with pytest.raises(ConfigError, match="seed is"):
-            run_episodes(envs, WaitController(), seed=seed)  # type: ignore[arg-type]
-    for controller in (None, "wait", WaitController):
+            run_episodes(envs, NoGrowth(), seed=seed)  # type: ignore[arg-type]
+    for controller in (None, "wait", NoGrowth):
         with pytest.raises(ConfigError, match="controller is"):
             run_episodes(envs, controller, seed=0)  # type: ignore[arg-type]
 
@@ -134,7 +134,7 @@ def test_a_truncated_episode_counts_the_seeds_of_its_best_epoch() -> None:
     controller = grow_everywhere(envs.layout, blueprint="widen_small", every=0)
     results = run_episodes(envs, controller, seed=0)
     assert np.isnan(results.scores).all()
-    settled = envs.growth.records.settled_parameters.sum(1)
+    settled = envs.growth.records.settled.grown_parameters.sum(1)
     assert results.seed_parameters.tolist() == settled.tolist()
     assert settled.max() > 0
 

@@ -52,7 +52,7 @@ def judge(model: nn.Module, data: Any) -> Judged:
     score = accuracy(model, *validation)
     with ExitStack() as stack:
         for name in blended:
-            stack.enter_context(slots(model).switched_off(name))
+            stack.enter_context(slots(model)[name].switched_off())
         without = accuracy(model, *validation)
     slots(model).end_growth(keep=score >= without)
     return Judged(
@@ -80,7 +80,7 @@ def run(
     population = envs.growth.population
 
     def watch(_: Any, result: StepResult) -> None:
-        for host in np.flatnonzero(result.was_running & (result.ops != Op.FINISH)).tolist():
+        for host in np.flatnonzero(result.was_running & (result.op_done != Op.FINISH)).tolist():
             # A host that goes back to its best epoch at the end has nothing new to judge.
             if not (keeps_states and result.terminated[host]):
                 histories[host].append(judge(population.model(host), population.specs[host].data))

@@ -8,6 +8,7 @@ from torch import nn
 
 from esper.environment import GrowthVectorEnv
 from esper.environment.records import EpisodeRecords
+from esper.lifecycle.slot_arrays import SlotArrays
 
 
 def scaled(sizes: list[int], largest: float) -> list[float]:
@@ -33,7 +34,7 @@ def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
         model = envs.growth.population.model(host)
         blocks = [model.get_submodule(slot) for slot in envs.slot_config.slot_ids]
         hidden = [layers_of(block)[0].weight.shape[0] for block in blocks]
-        assert envs.growth.records.slot_hidden[host].tolist() == hidden
+        assert envs.growth.records.slots.first_hidden[host].tolist() == hidden
         # Twice the hidden units are the whole block again, but for its last bias.
         whole = count_parameters(model)
         added = [
@@ -74,13 +75,17 @@ def test_feature_maps_and_sequences_are_told_apart() -> None:
     assert (text.layout.slot(observations, "on_sequence") == 1.0).all()
     assert (text.layout.slot(observations, "on_vector") == 0.0).all()
     hidden = dict(
-        zip(text.slot_config.slot_ids, text.growth.records.slot_hidden[0].tolist(), strict=True)
+        zip(
+            text.slot_config.slot_ids,
+            text.growth.records.slots.first_hidden[0].tolist(),
+            strict=True,
+        )
     )
     block = text.growth.population.model(0).get_submodule("blocks.0.mlp")
     assert hidden["blocks.0.mlp"] == layers_of(block)[0].weight.shape[0]
 
 
 def test_slot_sizes_are_part_of_the_state() -> None:
-    records = EpisodeRecords.blank(2, 3)
-    for name in ("slot_kind", "slot_hidden", "slot_unit_parameters"):
-        assert records.state_dict()[name].shape == (2, 3)
+    records = EpisodeRecords.blank(SlotArrays.blank(2, 3))
+    for name in ("kind", "first_hidden", "unit_parameters"):
+        assert records.state_dict()[f"slots/{name}"].shape == (2, 3)

@@ -259,7 +259,7 @@ def test_a_finished_host_is_not_trained_further() -> None:
 
 def test_the_collector_bootstraps_truncated_episodes() -> None:
     envs = make_envs(2, max_episode_steps=3)
-    policy = RecurrentPolicy(envs_spec(envs), envs.layout.size, categories=envs.layout.categories)
+    policy = RecurrentPolicy(envs_spec(envs), envs.layout.size)
     agent = PPOAgent(envs_spec(envs), policy, PPOConfig(gamma=1.0))
     collector = VectorCollector(envs, agent, seed=0)
     buffer = agent.make_buffer(2, 12)

@@ -8,11 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.environment.episodes import GrowthEpisodes
-from esper.evidence.controllers import ControllerGroup, MatchedRandom, Shuffled
-from esper.evidence.host_trainer import HostTrainer
-from esper.evidence.matched_arms import derange, run_random, run_shuffled, run_wrong_task
+from esper.evidence.host_trainer import ControllerGroup, HostTrainer
+from esper.evidence.matched_arms import (
+    MakeRandom,
+    MakeShuffled,
+    MakeWrongTask,
+    MatchedRandom,
+    Shuffled,
+    derange,
+)
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.tamiyo import FixedSchedule, Planting, RandomController, Replay, WaitController
+from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController, Replay
 from tests.evidence.test_host_runs import make_trainer
 
 OP = HEAD_NAMES.index("op")
@@ -32,16 +38,14 @@ def test_a_group_of_controllers_does_what_each_does_alone(trainer: HostTrainer) 
 
     together = trainer.run(
         HOSTS,
-        lambda growth, _: ControllerGroup(
-            [schedule(growth), WaitController()], [4, len(HOSTS) - 4]
-        ),
+        lambda growth, _: ControllerGroup([schedule(growth), NoGrowth()], [4, len(HOSTS) - 4]),
     )
     grown = trainer.run(HOSTS, lambda growth, _: schedule(growth))
-    left_alone = trainer.run(HOSTS, lambda *_: WaitController())
+    left_alone = trainer.run(HOSTS, lambda *_: NoGrowth())
     np.testing.assert_allclose(together.flops[:4], grown.flops[:4])
-    np.testing.assert_allclose(together.accuracy[:4], grown.accuracy[:4])
+    np.testing.assert_allclose(together.score[:4], grown.score[:4])
     np.testing.assert_allclose(together.flops[4:], left_alone.flops[4:])
-    np.testing.assert_allclose(together.accuracy[4:], left_alone.accuracy[4:])
+    np.testing.assert_allclose(together.score[4:], left_alone.score[4:])
 
 
 def test_a_replay_on_the_same_hosts_gives_the_same_results(trainer: HostTrainer) -> None:
@@ -49,7 +53,7 @@ def test_a_replay_on_the_same_hosts_gives_the_same_results(trainer: HostTrainer)
     first = trainer.run(HOSTS, lambda *_: random)
     again = trainer.run(HOSTS, lambda *_: Replay(first.actions))
     np.testing.assert_array_equal(again.actions, first.actions)
-    np.testing.assert_array_equal(again.accuracy, first.accuracy)
+    np.testing.assert_array_equal(again.score, first.score)
     np.testing.assert_array_equal(again.n_epochs, first.n_epochs)
 
 
@@ -58,7 +62,7 @@ def test_the_wrong_task_arm_replays_the_legal_actions_of_another_host(
 ) -> None:
     random = RandomController(op_weights={Op.FINISH: 0.2})
     own = trainer.run(HOSTS, lambda *_: random)
-    wrong = run_wrong_task(trainer, own, HOSTS)
+    wrong = trainer.run(HOSTS, MakeWrongTask(own.actions, HOSTS[0]))
     source = derange(len(HOSTS), seed=0)
     for host in HOSTS:
         theirs, taken = own.actions[source[host]], wrong.actions[host]
@@ -83,7 +87,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.shown: list[np.ndarray] = []
-        self._waiting = WaitController()
+        self._waiting = NoGrowth()
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         self._waiting.start(n_hosts)
@@ -116,7 +120,7 @@ def test_shuffling_does_not_affect_a_controller_that_ignores_observations(
     trainer: HostTrainer,
 ) -> None:
     plain = trainer.run(HOSTS, lambda *_: RandomController())
-    shuffled = run_shuffled(trainer, lambda *_: RandomController(), HOSTS)
+    shuffled = trainer.run(HOSTS, MakeShuffled(lambda *_: RandomController()))
     np.testing.assert_array_equal(shuffled.actions, plain.actions)
 
 
@@ -126,7 +130,7 @@ def test_random_growth_matches_the_numbers_of_actions_and_epochs(trainer: HostTr
     n_waits = followed.op_counts[:, Op.WAIT] + followed.op_counts[:, Op.FINISH]
     wanted = followed.op_counts.sum(1) - n_waits
     assert (wanted == 5).all()
-    runs = run_random(trainer, followed, HOSTS)
+    runs = trainer.run(HOSTS, MakeRandom(followed))
     np.testing.assert_array_equal(runs.n_epochs, followed.n_epochs)
     n_waits = runs.op_counts[:, Op.WAIT] + runs.op_counts[:, Op.FINISH]
     done = runs.op_counts.sum(1) - n_waits

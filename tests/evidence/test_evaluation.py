@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 from esper.config.growth import Budget, GrowthConfig
-from esper.config.held_out_hosts import EVALUATION_HOSTS, HEADROOM_HOSTS, MOST_TRIAL_HOSTS
+from esper.config.held_out_hosts import EVALUATION_HOSTS, HEADROOM_HOSTS, MAX_TRIAL_HOSTS
 from esper.config.run import EvaluationConfig
+from esper.dashboard.figures import save_evidence
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import ConfigError, EvidenceError, RunError, TaskError
 from esper.evidence.arms import ARMS, choose_arms
 from esper.evidence.compare import compare, compare_files
 from esper.evidence.evaluation import EvaluationProgress, evaluate, host_numbers
-from esper.evidence.files import EvidenceFile
-from esper.evidence.headroom import headroom
-from esper.evidence.results import Evidence
 from esper.evidence.setting import find_learned, find_prices, find_setting
-from esper.reports.evidence_figures import save_evidence
+from esper.results.evidence import Evidence
+from esper.results.files import evidence_text, read_evidence
 from esper.tamiyo import SavedController, make_controller
 from esper.tasks import make_task
 from esper.training.lookup import controller_of
@@ -29,7 +28,7 @@ from esper.training.run import Run
 from esper.training.setup import make_run_task
 from esper.training.trials import TRIAL_SEED, trial_parts
 
-SOME = ("wait", "random", "static", "scratch_same_epochs", "shuffled")
+SOME = ("no-growth", "random", "fixed-size", "scratch-same-epochs", "shuffled")
 N_HOSTS = 6
 
 
@@ -58,29 +57,18 @@ def test_arms_are_what_controllers_do_on_held_out_hosts(
 ) -> None:
     envs, evidence = held_out_envs(done_run), found[0]
     controllers = {
-        "wait": make_controller("wait", envs.layout),
+        "no-growth": make_controller("no-growth", envs.layout),
         "learned": controller_of(done_run).make(envs.slot_config),
     }
     for name, controller in controllers.items():
         results = run_episodes(envs, controller, seed=EVALUATION_HOSTS.first)
         arm = evidence.arm(name)
-        np.testing.assert_allclose(arm.accuracy[0], results.scores, atol=1e-6)
+        np.testing.assert_allclose(arm.score[0], results.scores, atol=1e-6)
         np.testing.assert_allclose(arm.flops[0], results.flops, atol=1e-6)
         np.testing.assert_array_equal(arm.n_epochs[0], results.n_epochs)
         sizes = results.host_parameters + results.seed_parameters
         np.testing.assert_array_equal(arm.parameters[0], sizes)
-        assert arm.grown_share[0] == pytest.approx((results.seed_parameters > 0).mean(), abs=1e-6)
-
-
-def test_the_other_mode_of_a_sampling_controller_is_greedy(done_run: Run) -> None:
-    (evidence,) = evaluate_some(done_run, arms=("learned_other",))
-    envs = held_out_envs(done_run)
-    greedy = controller_of(done_run).make(envs.slot_config, deterministic=True)
-    results = run_episodes(envs, greedy, seed=evidence.seed)
-    arm = evidence.arm("learned_greedy")
-    np.testing.assert_allclose(arm.accuracy[0], results.scores, atol=1e-6)
-    np.testing.assert_allclose(arm.flops[0], results.flops, atol=1e-6)
-    assert not np.array_equal(arm.flops, evidence.own.flops)
+        assert arm.grown_share == pytest.approx((results.seed_parameters > 0).mean(), abs=1e-6)
 
 
 def test_only_arms_that_see_the_price_differ_between_prices(
@@ -89,15 +77,15 @@ def test_only_arms_that_see_the_price_differ_between_prices(
     assert [entry.price for entry in found] == [0.2, 0.5]
     first, second = found
     assert [arm.name for arm in first.arms] == ["learned", *SOME]
-    np.testing.assert_array_equal(first.arm("wait").accuracy, second.arm("wait").accuracy)
-    assert first.arm("static").tuning_runs <= 8
-    assert first.arm("static").n_epochs.max() >= second.arm("static").n_epochs.max()
+    np.testing.assert_array_equal(first.arm("no-growth").score, second.arm("no-growth").score)
+    assert first.arm("fixed-size").tuning_runs <= 8
+    assert first.arm("fixed-size").n_epochs.max() >= second.arm("fixed-size").n_epochs.max()
     assert first.arm("learned").tuning_runs == done_run.n_episodes > 0
     assert first.purpose == "evaluation"
     assert first.learned_price == done_run.config.budget.flop_price
     assert first.split == "test"
-    assert first.arm("learned").test_reads == first.arm("static").test_reads == 1
-    assert first.arm("scratch_same_epochs").test_reads in (1, 2)
+    assert first.arm("learned").test_reads == first.arm("fixed-size").test_reads == 1
+    assert first.arm("scratch-same-epochs").test_reads in (1, 2)
 
 
 def test_matched_arms_match_the_learned_arm(
@@ -105,11 +93,11 @@ def test_matched_arms_match_the_learned_arm(
 ) -> None:
     learned = found[0].own
     np.testing.assert_array_equal(found[0].arm("random").n_epochs, learned.n_epochs)
-    scratch = found[0].arm("scratch_same_epochs")
+    scratch = found[0].arm("scratch-same-epochs")
     np.testing.assert_array_equal(scratch.n_epochs, learned.n_epochs)
     np.testing.assert_array_equal(scratch.parameters, learned.parameters)
-    assert scratch.grown_share.tolist() == [0.0]
-    assert learned.grown_share[0] > 0.0
+    assert scratch.grown_share == 0.0
+    assert learned.grown_share > 0.0
 
 
 def test_an_interrupted_evaluation_continues_to_the_same_results(
@@ -129,11 +117,11 @@ def test_an_interrupted_evaluation_continues_to_the_same_results(
     seen: list[str] = []
     again = evaluate_some(done_run, tmp_path, on_progress=lambda one: seen.append(one.work))
     assert kept < {path.name for path in tmp_path.iterdir()}
-    assert "hosts left alone" in works
-    assert "hosts left alone" not in seen
+    assert "no growth" in works
+    assert "no growth" not in seen
     for arm, other in zip(again[0].arms, found[0].arms, strict=True):
         assert arm.setting == other.setting
-        np.testing.assert_array_equal(arm.accuracy, other.accuracy)
+        np.testing.assert_array_equal(arm.score, other.score)
         np.testing.assert_array_equal(arm.flops, other.flops)
 
 
@@ -146,13 +134,13 @@ def another_run(saved: SavedController) -> SavedController:
 
 def test_several_runs_are_rows_equal_to_separate_evaluations(done_run: Run) -> None:
     saved = controller_of(done_run)
-    other, arms = another_run(saved), ("random", "wrong_task")
+    other, arms = another_run(saved), ("random", "wrong-task")
     (evidence,) = evaluate_some([saved, other], arms=arms)  # type: ignore[arg-type]
     (alone,) = evaluate_some(other, arms=arms)  # type: ignore[arg-type]
     for name in ("learned", *arms):
         arm = evidence.arm(name)
-        assert arm.accuracy.shape == (2, N_HOSTS)
-        np.testing.assert_array_equal(arm.accuracy[1], alone.arm(name).accuracy[0])
+        assert arm.score.shape == (2, N_HOSTS)
+        np.testing.assert_array_equal(arm.score[1], alone.arm(name).score[0])
     assert evidence.runs == (done_run.name, "another")
 
 
@@ -172,17 +160,17 @@ def test_one_training_run_is_not_counted_twice(done_run: Run) -> None:
 def test_the_seed_selects_the_hosts(done_run: Run) -> None:
     first = EVALUATION_HOSTS.first
     usual, others = (
-        evaluate_some(done_run, arms=("wait",), seed=seed)[0] for seed in (None, first + 3)
+        evaluate_some(done_run, arms=("no-growth",), seed=seed)[0] for seed in (None, first + 3)
     )
-    wait, moved = usual.arm("wait"), others.arm("wait")
-    np.testing.assert_allclose(wait.accuracy[0, 3:], moved.accuracy[0, :3])
-    assert not np.array_equal(wait.accuracy, moved.accuracy)
+    wait, moved = usual.arm("no-growth"), others.arm("no-growth")
+    np.testing.assert_allclose(wait.score[0, 3:], moved.score[0, :3])
+    assert not np.array_equal(wait.score, moved.score)
     assert (usual.seed, others.seed) == (first, first + 3)
 
 
 def test_different_uses_never_share_hosts(done_run: Run) -> None:
     evaluation, room = host_numbers({}, 512), host_numbers({}, 128, HEADROOM_HOSTS)
-    parts = trial_parts(make_run_task(done_run.config), MOST_TRIAL_HOSTS)
+    parts = trial_parts(make_run_task(done_run.config), MAX_TRIAL_HOSTS)
     last = max(part.first + part.n_hosts for part in parts) - 1
     assert TRIAL_SEED + last < evaluation[0]
     assert evaluation[-1] < room[0]
@@ -191,11 +179,11 @@ def test_different_uses_never_share_hosts(done_run: Run) -> None:
         with pytest.raises(ConfigError, match="100000 to 199999"):
             evaluate(done_run, n_hosts=n_hosts, seed=seed)
         with pytest.raises(ConfigError, match="100000 to 199999"):
-            compare([done_run, "wait"], n_hosts=n_hosts, seed=seed)
+            compare([done_run, "no-growth"], n_hosts=n_hosts, seed=seed)
         with pytest.raises(ConfigError, match="200000 to 299999"):
-            headroom("spirals", n_hosts=n_hosts, seed=seed)
+            host_numbers({"seed": seed}, n_hosts, HEADROOM_HOSTS)
     with pytest.raises(ConfigError, match="n_final_episodes"):
-        EvaluationConfig(n_final_episodes=MOST_TRIAL_HOSTS + 1)
+        EvaluationConfig(n_final_episodes=MAX_TRIAL_HOSTS + 1)
 
 
 def test_nothing_is_cached_for_a_task_object(tmp_path: Path) -> None:
@@ -209,33 +197,33 @@ def test_nothing_is_cached_for_a_task_object(tmp_path: Path) -> None:
 def test_a_controller_is_evaluated_on_another_task_without_retraining(done_run: Run) -> None:
     options = {"n_epochs": 3, "batches_per_epoch": 1}
     (evidence,) = evaluate_some(
-        done_run, task="digits", task_options=options, arms=("wait", "learned_other")
+        done_run, task="digits", task_options=options, arms=("no-growth", "progressive")
     )
     assert evidence.task == "digits"
     assert evidence.task_options == options
-    assert evidence.arm("wait").n_epochs.max() == 3
-    assert {arm.name for arm in evidence.arms} == {"learned", "learned_greedy", "wait"}
+    assert evidence.arm("no-growth").n_epochs.max() == 3
+    assert {arm.name for arm in evidence.arms} == {"learned", "no-growth", "progressive"}
 
 
 def test_results_are_saved_and_read_back(found: list[Evidence], tmp_path: Path) -> None:
     paths = save_evidence(found, tmp_path / "evaluation")
     text = paths[0].read_text("utf-8")
-    assert json.loads(text)["evidence_version"] == 2
-    read = EvidenceFile.from_text(text).entries
-    np.testing.assert_array_equal(read[1].own.accuracy, found[1].own.accuracy)
+    assert json.loads(text)["evidence_version"] == 3
+    read = read_evidence(text)
+    np.testing.assert_array_equal(read[1].own.score, found[1].own.score)
     assert "the learned controller" in paths[1].read_text("utf-8").lower()
     assert paths[2].stat().st_size > 10_000
 
 
 def test_controllers_are_compared_with_the_first(done_run: Run) -> None:
-    evidence = compare([done_run, "heuristic", "wait"], n_hosts=N_HOSTS)
+    evidence = compare([done_run, "heuristic", "no-growth"], n_hosts=N_HOSTS)
     assert evidence.learned == done_run.name
     assert [arm.kind for arm in evidence.arms] == ["learned", "simple", "simple"]
     envs = held_out_envs(done_run)
     results = run_episodes(
         envs, make_controller("heuristic", envs.layout), seed=EVALUATION_HOSTS.first
     )
-    np.testing.assert_allclose(evidence.arm("heuristic").accuracy[0], results.scores, atol=1e-6)
+    np.testing.assert_allclose(evidence.arm("heuristic").score[0], results.scores, atol=1e-6)
 
 
 def test_the_shipped_controller_is_compared_on_the_task_of_the_run(done_run: Run) -> None:
@@ -255,10 +243,10 @@ def test_the_shipped_controller_is_compared_on_the_task_of_the_run(done_run: Run
     assert "growth.embargo_epochs 2, not 9" in evidence.arm(saved.name).setting
     # The same policy under the same rules does the same.
     alike = compare([saved, replace(elsewhere, growth=saved.growth)], n_hosts=2)
-    np.testing.assert_array_equal(alike.arms[0].accuracy, alike.arms[1].accuracy)
+    np.testing.assert_array_equal(alike.arms[0].score, alike.arms[1].score)
     with pytest.raises(TaskError, match=r"'prior' draws .*--task"):
-        compare([replace(elsewhere, is_shipped=False), "wait"], n_hosts=2)
-    alone = compare([elsewhere, "wait"], n_hosts=2, task_options={"n_epochs": 2})
+        compare([replace(elsewhere, is_shipped=False), "no-growth"], n_hosts=2)
+    alone = compare([elsewhere, "no-growth"], n_hosts=2, task_options={"n_epochs": 2})
     assert alone.task == "digits-family"
     named = compare([saved, elsewhere], n_hosts=2, task="spirals")
     assert (named.reference, named.price) == (alike.reference, alike.price)
@@ -278,26 +266,26 @@ def test_files_can_be_compared_if_they_share_their_hosts(
     found: list[Evidence], tmp_path: Path
 ) -> None:
     first, second, other = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.json"
-    first.write_text(EvidenceFile(entries=(found[0],)).to_text())
-    second.write_text(EvidenceFile(entries=tuple(found)).to_text())
-    other.write_text(EvidenceFile(entries=(replace(found[0], seed=9),)).to_text())
+    first.write_text(evidence_text([found[0]]))
+    second.write_text(evidence_text(found))
+    other.write_text(evidence_text([replace(found[0], seed=9)]))
     evidence = compare([first, second], price=0.2)
-    np.testing.assert_array_equal(evidence.arms[0].accuracy, evidence.arms[1].accuracy)
+    np.testing.assert_array_equal(evidence.arms[0].score, evidence.arms[1].score)
     with pytest.raises(EvidenceError, match=r"prices 0\.2, 0\.5"):
         compare_files([first, second])
     with pytest.raises(EvidenceError, match=r"seed 100000 and .* has 9"):
         compare_files([first, other])
-    other.write_text(EvidenceFile(entries=(replace(found[0], reference="24 epochs"),)).to_text())
+    other.write_text(evidence_text([replace(found[0], reference="24 epochs")]))
     with pytest.raises(EvidenceError, match=r"reference training .* 24 epochs"):
         compare_files([first, other])
     with pytest.raises(RunError, match="file"):
-        compare([first, "wait"])
+        compare([first, "no-growth"])
 
 
 def test_invalid_arguments_are_rejected(done_run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"'statics'.* Did you mean 'static'"):
-        choose_arms(["statics"])
-    assert choose_arms(["wait"]) == ("learned", "wait")
+    with pytest.raises(ConfigError, match=r"'fixedsize'.* Did you mean 'fixed-size'"):
+        choose_arms(["fixedsize"])
+    assert choose_arms(["no-growth"]) == ("learned", "no-growth")
     assert choose_arms(None) == tuple(ARMS)
     with pytest.raises(RunError, match="heuristic"):
         find_learned(["heuristic"])

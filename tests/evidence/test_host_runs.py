@@ -8,12 +8,11 @@ import torch
 
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.draws import PURPOSES, draw_seed
-from esper.evidence.controllers import Stopping
-from esper.evidence.host_trainer import BATCH_HOSTS, HostTrainer
+from esper.evidence.host_trainer import BATCH_HOSTS, HostTrainer, Stopping
 from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import FirstSeed
-from esper.tamiyo import FixedSchedule, Planting, RandomController, WaitController
+from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController
 from esper.tasks import make_task
 
 N_EPOCHS = 9
@@ -47,7 +46,7 @@ def test_results_by_epoch_equal_those_of_finishing_there(task: str) -> None:
     for stop in range(N_EPOCHS + 1):
         schedule = FixedSchedule(envs.layout, PLANTINGS, finish_after=stop)
         finished = run_episodes(envs, schedule, seed=0)
-        np.testing.assert_allclose(runs.accuracy_by_epoch[:, stop], finished.scores, atol=1e-12)
+        np.testing.assert_allclose(runs.score_by_epoch[:, stop], finished.scores, atol=1e-12)
         np.testing.assert_allclose(runs.flops_by_epoch[:, stop], finished.flops, rtol=1e-12)
         sizes = finished.host_parameters + finished.seed_parameters
         np.testing.assert_array_equal(runs.parameters_by_epoch[:, stop], sizes)
@@ -58,13 +57,13 @@ def test_results_equal_those_of_episodes_and_stay_constant_after_the_end() -> No
     random = RandomController(op_weights={Op.FINISH: 0.3})
     runs = trainer.run(HOSTS, lambda *_: random, every_epoch=("final", "validation"))
     results = run_episodes(envs_of(trainer, len(HOSTS)), random, seed=0)
-    np.testing.assert_array_equal(runs.accuracy, results.scores)
+    np.testing.assert_array_equal(runs.score, results.scores)
     np.testing.assert_array_equal(runs.flops, results.flops)
     np.testing.assert_array_equal(runs.n_epochs, results.n_epochs)
     np.testing.assert_array_equal(runs.op_counts, results.op_counts)
     assert len(set(runs.n_epochs.tolist())) > 1
     for host, end in enumerate(runs.n_epochs):
-        assert (runs.accuracy_by_epoch[host, end:] == runs.accuracy[host]).all()
+        assert (runs.score_by_epoch[host, end:] == runs.score[host]).all()
         assert (runs.flops_by_epoch[host, end:] == runs.flops[host]).all()
         n_decisions = end + runs.op_counts[host, Op.FINISH]
         assert ((runs.actions[host, :, 0] >= 0).sum()) == n_decisions
@@ -72,10 +71,10 @@ def test_results_equal_those_of_episodes_and_stay_constant_after_the_end() -> No
 
 def test_each_host_can_stop_at_its_own_epoch() -> None:
     trainer, stops = make_trainer(), np.array([0, 3, N_EPOCHS, 5])
-    runs = trainer.run(HOSTS, lambda *_: Stopping(WaitController(), stops))
-    whole = trainer.run(HOSTS, lambda *_: WaitController(), every_epoch=("final",))
+    runs = trainer.run(HOSTS, lambda *_: Stopping(NoGrowth(), stops))
+    whole = trainer.run(HOSTS, lambda *_: NoGrowth(), every_epoch=("final",))
     np.testing.assert_array_equal(runs.n_epochs, stops)
-    np.testing.assert_allclose(runs.accuracy, whole.accuracy_by_epoch[range(4), stops])
+    np.testing.assert_allclose(runs.score, whole.score_by_epoch[range(4), stops])
     np.testing.assert_allclose(runs.flops, whole.flops_by_epoch[range(4), stops])
     assert runs.flops[0] == 0.0
 
@@ -105,7 +104,9 @@ def test_the_number_of_a_committed_seed_reproduces_its_weights() -> None:
     envs.growth.plant({0: [FirstSeed(action=action, number=int(runs.number[host, 1]))]})
     planted = envs.growth.population.get_state(0).part("seed/blocks.0")
     assert all(torch.equal(planted[name], tensor) for name, tensor in grown.items())
-    assert envs.growth.records.seed_parameters[0, 0] == sum(t.numel() for t in grown.values())
+    assert envs.growth.records.slots.grown_parameters[0, 0] == sum(
+        t.numel() for t in grown.values()
+    )
 
 
 def test_a_population_can_be_reused_for_fewer_hosts() -> None:
@@ -119,10 +120,10 @@ def test_a_population_can_be_reused_for_fewer_hosts() -> None:
 
 def test_the_batch_size_does_not_change_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer()
-    whole = trainer.run(range(5), lambda *_: WaitController())
+    whole = trainer.run(range(5), lambda *_: NoGrowth())
     monkeypatch.setattr("esper.evidence.host_trainer.BATCH_HOSTS", 2)
-    parts = make_trainer().run(range(5), lambda *_: WaitController())
-    np.testing.assert_allclose(parts.accuracy, whole.accuracy)
+    parts = make_trainer().run(range(5), lambda *_: NoGrowth())
+    np.testing.assert_allclose(parts.score, whole.score)
     np.testing.assert_allclose(parts.flops, whole.flops)
     assert BATCH_HOSTS > 2
 

@@ -14,16 +14,11 @@ from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
     committed_seeds,
-    count_added,
-    find_nearest,
     first_reaching,
     run_scratch,
-    run_wide,
 )
-from esper.evidence.search_space import Candidate, widening_sets
-from esper.growth.export import export
 from esper.lifecycle.factored_actions import Op
-from esper.tamiyo import FixedSchedule, Planting, RandomController, WaitController
+from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController
 from esper.tasks import make_task
 from tests.evidence.test_host_runs import make_trainer
 
@@ -56,10 +51,10 @@ def test_scratch_trains_the_final_architecture_from_the_first_epoch(
     np.testing.assert_array_equal(same.n_epochs, learned.n_epochs)
     curves = every_epoch(trainer, learned)
     for host, end in enumerate(learned.n_epochs):
-        assert same.accuracy[host] == curves.accuracy_by_epoch[host, end]
+        assert same.score[host] == curves.score_by_epoch[host, end]
         assert same.flops[host] == pytest.approx(curves.flops_by_epoch[host, end])
     untouched = (learned.blueprint < 0).all(1) & (learned.op_counts[:, Op.GERMINATE] == 0)
-    np.testing.assert_allclose(same.accuracy[untouched], learned.accuracy[untouched])
+    np.testing.assert_allclose(same.score[untouched], learned.score[untouched])
     np.testing.assert_allclose(same.flops[untouched], learned.flops[untouched])
 
 
@@ -77,7 +72,7 @@ def test_equal_flops_are_read_at_the_first_epoch_that_reaches_them(
             stop += 1
         assert ends.n_epochs[host] == stop
         assert ends.flops[host] == pytest.approx(2 * curves.flops_by_epoch[host, stop])
-        assert ends.accuracy[host] == curves.accuracy_by_epoch[host, stop]
+        assert ends.score[host] == curves.score_by_epoch[host, stop]
     assert ends.n_epochs[2] == 9 < ends.n_epochs[3]
     assert (ends.flops[:5] >= wants[:5] - 1e-9).all()
 
@@ -88,47 +83,19 @@ def test_each_network_from_scratch_is_scored_once_for_each_arm(
     scratch = run_scratch(trainer, learned, HOSTS)
     epochs = np.stack([first_reaching(scratch.flops_by_epoch, learned.flops), learned.n_epochs])
     assert scratch.n_reads.tolist() == [len(set(pair)) for pair in epochs.T.tolist()]
-    assert np.isfinite(at_same_flops(scratch, learned).accuracy).all()
+    assert np.isfinite(at_same_flops(scratch, learned).score).all()
 
 
 def every_epoch(trainer: HostTrainer, learned: HostRuns) -> HostRuns:
     """Train the final architectures from scratch, scored after every epoch."""
     config = trainer.slot_config
     seeds = {host: committed_seeds(learned, host, config) for host in HOSTS}
-    return trainer.run(HOSTS, lambda *_: WaitController(), seeds=seeds, every_epoch=("final",))
+    return trainer.run(HOSTS, lambda *_: NoGrowth(), seeds=seeds, every_epoch=("final",))
 
 
 def test_the_last_epoch_counts_where_flops_are_never_reached() -> None:
     curves = np.array([[0.0, 0.1, 0.2], [0.0, 0.1, 0.2], [0.0, 0.1, 0.2]])
     assert first_reaching(curves, np.array([0.0, 0.15, 0.9])).tolist() == [0, 2, 2]
-
-
-def test_wide_hosts_have_the_nearest_available_size_and_train_as_long(
-    trainer: HostTrainer, learned: HostRuns
-) -> None:
-    wide = run_wide(trainer, learned, HOSTS)
-    np.testing.assert_array_equal(wide.n_epochs, learned.n_epochs)
-    sizes = count_added(trainer, widening_sets(trainer.slot_config))
-    for host in HOSTS:
-        gaps = np.abs(sizes + learned.host_parameters[host] - learned.parameters[host])
-        assert abs(wide.parameters[host] - learned.parameters[host]) == gaps.min()
-
-
-def test_nearest_sizes_worked_by_hand() -> None:
-    assert find_nearest(np.array([0, 10, 20]), np.array([4, 5, 6, 99])) == [0, 0, 1, 2]
-
-
-def test_counted_sizes_are_those_of_exported_networks(trainer: HostTrainer) -> None:
-    sets = widening_sets(trainer.slot_config)
-    sizes = count_added(trainer, sets)
-    for index in (1, 7, len(sets) - 1):
-        growth = trainer.start([0])
-        plain = sum(p.numel() for p in export(growth.population.model(0)).parameters())
-        growth.plant({0: Candidate(planted=sets[index]).first_seeds()})
-        wide = export(growth.population.model(0))
-        assert sum(p.numel() for p in wide.parameters()) - plain == pytest.approx(
-            sizes[index], abs=40
-        )
 
 
 def test_a_network_from_scratch_starts_with_every_seed_of_a_slot_that_grew_again() -> None:

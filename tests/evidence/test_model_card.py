@@ -12,24 +12,20 @@ from typing import Any
 import pytest
 
 from esper.errors import EvidenceError
-from esper.evidence.claims import weigh
-from esper.evidence.files import EvidenceFile
 from esper.evidence.model_card import (
-    MOST_ROWS,
+    MAX_ROWS,
     NOT_EVALUATED,
     ClaimRow,
     Verdict,
     choose_rows,
-    claims_of_evaluation,
-    claims_of_run,
-    read_claims,
+    claims_of,
     write_card,
 )
-from esper.evidence.results import Evidence
-from esper.statistics import Interval
+from esper.results.evidence import Evidence
+from esper.results.files import evidence_text
+from esper.results.findings import weigh
 from esper.tamiyo import save_controller
 from esper.tamiyo.controllers.saved import facts_of
-from esper.training.comparison import Difference
 from esper.training.lookup import controller_of
 from esper.training.run import Run
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
@@ -55,7 +51,7 @@ def section(card: str, title: str) -> str:
     return card.split(f"## {title}\n")[1].partition("\n## ")[0]
 
 
-def row(number: int, *, claim: str = "a better score", verdict: Verdict = "yes") -> ClaimRow:
+def row(number: int, *, claim: str = "a higher return", verdict: Verdict = "yes") -> ClaimRow:
     """Return a made-up claim."""
     return ClaimRow(
         claim=claim,
@@ -75,27 +71,26 @@ def table_of(card: str) -> list[list[str]]:
 def test_claims_are_those_of_the_evaluation_with_its_verdicts() -> None:
     measured = evidence()
     findings = weigh(measured)
-    assert {one.is_claim for one in findings} == {True, False}
-    rows = claims_of_evaluation(EvidenceFile(entries=(measured,)))
+    assert {one.verdict == "better" for one in findings} == {True, False}
+    rows = claims_of(measured)
     card = write_card(facts_of(fresh_controller()), rows)
     cells = table_of(card)
     assert [line[1] for line in cells] == [one.label for one in findings]
-    assert [line[3] == "yes" for line in cells] == [one.is_claim for one in findings]
+    assert [line[3] == "yes" for line in cells] == [one.verdict == "better" for one in findings]
     for line, one in zip(cells, findings, strict=True):
-        assert "256 hosts of `spirals`" in line[0]
+        assert "256 held-out hosts of `spirals`" in line[0]
         shown = [float(text) for text in re.findall(r"[+-]?\d+\.\d+", line[2])]
         for number, found in zip(
-            shown, (one.score.mean, one.score.low, one.score.high), strict=True
+            shown, (one.returns.mean, one.returns.low, one.returns.high), strict=True
         ):
             assert number / 100 == pytest.approx(found, abs=0.0005 + 1e-9)
-        assert (one.label in section(card, "What was not shown")) != one.is_claim
+        assert (one.label in section(card, "What was not shown")) != (one.verdict == "better")
 
 
 def test_every_evaluation_is_told_apart_by_task_options_and_price() -> None:
     measured = [replace(evidence(), task_options={"host": host}) for host in ("mlp", "cnn")]
     entries = (*measured, replace(measured[0], price=0.5), evidence("digits"))
-    files = [EvidenceFile(entries=(one,)) for one in entries]
-    rows = [row for file in files for row in claims_of_evaluation(file)]
+    rows = [row for one in entries for row in claims_of(one)]
     assert len({one.claim for one in rows}) == len(entries)
     assert "host cnn" in rows[2].claim
     assert "at price 0.5" in rows[4].claim
@@ -106,20 +101,20 @@ def test_worse_is_said_apart_from_what_was_not_shown() -> None:
     rows = [row(0), row(1, verdict="worse"), row(2, verdict="no")]
     card = write_card(facts_of(fresh_controller()), rows)
     assert [line[3] for line in table_of(card)] == ["yes", "worse", "no"]
-    (line,) = re.findall("^- A better score.*$", section(card, "What was not shown"), re.MULTILINE)
+    (line,) = re.findall("^- A higher return.*$", section(card, "What was not shown"), re.MULTILINE)
     assert re.search(r"worse than arm 1; not shown against arm 2\.", line)
 
 
 def test_a_card_stays_short_and_every_claim_gets_its_share_of_the_table() -> None:
     rows = [row(n, claim="the first") for n in range(30)] + [row(n, claim="last") for n in (1, 2)]
     shown = choose_rows(rows)
-    assert [one.claim for one in shown] == ["the first"] * (MOST_ROWS - 2) + ["last"] * 2
+    assert [one.claim for one in shown] == ["the first"] * (MAX_ROWS - 2) + ["last"] * 2
     opposite = [replace(one, verdict="worse", result=-one.result) for one in rows]
     assert [one.against for one in choose_rows(opposite)] == [one.against for one in shown]
     assert choose_rows(rows[:3]) == rows[:3]
     card = write_card(facts_of(fresh_controller()), rows, figure="results.png")
     assert len(card.splitlines()) <= 45
-    assert f"{MOST_ROWS} of 32 comparisons" in card
+    assert f"{MAX_ROWS} of 32 comparisons" in card
     assert "](results.png)" in card
 
 
@@ -156,21 +151,31 @@ def test_a_card_tells_of_lessons(done_run: Run) -> None:
     assert "from 1,200 networks, each grown by 5 schedules. It learned by PPO" in write_card(taught)
 
 
-def test_the_trials_of_a_run_are_claims(done_run: Run) -> None:
-    assert done_run.summary is not None
-    ends = {"fixed": (0.02, 0.01, 0.03), "wait": (-0.02, -0.03, -0.01), "random": (0.0, -0.1, 0.1)}
-    differences = tuple(
-        Difference(against=name, ep_rew=Interval(*three, 64), score=Interval(9.0, 9.0, 9.0, 64))
-        for name, three in ends.items()
-    )
-    rows = claims_of_run(replace(done_run.summary, differences=differences))
-    assert [one.verdict for one in rows] == ["yes", "worse", "no"]
-    assert [one.measured for one in rows] == [
-        "+2.0 [1.0, 3.0] points",
-        "-2.0 [-3.0, -1.0] points",
-        "+0.0 [-10.0, 10.0] points",
+def test_the_comparison_at_the_end_of_a_run_is_claims(done_run: Run) -> None:
+    summary = done_run.summary
+    assert summary is not None
+    rows, findings = claims_of(summary), weigh(summary)
+    assert [one.against for one in rows] == [one.label for one in findings]
+    assert "a higher return" in rows[0].claim
+    plain = make_hosts(1, 64)
+    gains = {"fixed": -0.02, "no-growth": 0.02, "random": 0.0}
+    arms = [
+        make_arm(name, make_hosts(1, 64, gain=gain, seed=3), label=name)
+        for name, gain in gains.items()
     ]
-    assert rows[0].against == "the fixed schedule"
+    rows = claims_of(make_evidence(make_arm("learned", plain, kind="learned"), *arms))
+    assert [one.verdict for one in rows] == ["yes", "worse", "no"]
+    assert [one.result for one in rows] == pytest.approx([2.0, -2.0, 0.0], abs=0.01)
+
+
+def tool() -> Any:
+    """Return the script that writes the card of a folder."""
+    spec = importlib.util.spec_from_file_location("write_model_card", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 CLAIM = {
@@ -184,10 +189,9 @@ CLAIM = {
 
 
 def test_claims_are_read_from_both_kinds_of_files() -> None:
-    (own,) = read_claims(json.dumps([CLAIM]))
+    (own,) = tool().read_claims(json.dumps([CLAIM]))
     assert (own.measured, own.verdict) == ("+12.0 [3.0, 20.5] %", "yes")
-    file = EvidenceFile(entries=(evidence(),))
-    assert read_claims(file.to_text()) == claims_of_evaluation(file)
+    assert tool().read_claims(evidence_text([evidence()])) == claims_of(evidence())
 
 
 @pytest.mark.parametrize(
@@ -202,23 +206,17 @@ def test_claims_are_read_from_both_kinds_of_files() -> None:
 )
 def test_a_claim_that_cannot_be_read_is_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(EvidenceError, match=message) as caught:
-        read_claims(json.dumps([CLAIM | change]), name="x.json")
+        tool().read_claims(json.dumps([CLAIM | change]), name="x.json")
     assert "\n" not in str(caught.value)
     with pytest.raises(EvidenceError, match=r"x\.json"):
-        read_claims("{", name="x.json")
+        tool().read_claims("{", name="x.json")
 
 
 def test_the_tool_writes_the_card_and_its_figure_next_to_the_weights(tmp_path: Path) -> None:
     save_controller(fresh_controller(), tmp_path / "kept", card="old")
-    file = EvidenceFile(entries=(evidence(),))
-    (tmp_path / "evaluation.json").write_text(file.to_text())
-    spec = importlib.util.spec_from_file_location("write_model_card", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    tool.main([str(tmp_path / "kept"), str(tmp_path / "evaluation.json")])
-    rows = claims_of_evaluation(file)
+    (tmp_path / "evaluation.json").write_text(evidence_text([evidence()]))
+    tool().main([str(tmp_path / "kept"), str(tmp_path / "evaluation.json")])
+    rows = claims_of(evidence())
     written = (tmp_path / "kept/CARD.md").read_text()
     assert written == write_card(facts_of(fresh_controller()), rows, figure="results.png")
     picture = (tmp_path / "kept/results.png").read_bytes()

@@ -61,13 +61,13 @@ def test_comparisons_are_paired_by_task_and_corrected_together(report: Any) -> N
             "learned": arm(report, 0.6, 5, 0),
             "fixed": arm(report, 0.5, 1, 1),
             "shuffled": arm(report, 0.6, 5, 2),
-            "wait": arm(report, 0.7, 1, 3),
+            "no-growth": arm(report, 0.7, 1, 3),
         }
         for price in (0.0, 0.1)
     }
     found = report.compare(results)
     assert [(one.arm, one.price) for one in found] == [
-        (name, price) for name in ("fixed", "wait", "shuffled") for price in (0.0, 0.1, "all")
+        (name, price) for name in ("fixed", "no-growth", "shuffled") for price in (0.0, 0.1, "all")
     ]
     for one in found:
         arms = results[0.0]
@@ -80,7 +80,7 @@ def test_comparisons_are_paired_by_task_and_corrected_together(report: Any) -> N
         assert one.corrected_p <= min(1.0, len(found) * one.p) + 1e-12
         assert one.corrected_p >= min(1.0, n_larger * one.p) - 1e-12
     verdicts = {one.arm: one.verdict for one in found}
-    assert verdicts == {"fixed": "above", "wait": "below", "shuffled": "not shown"}
+    assert verdicts == {"fixed": "above", "no-growth": "below", "shuffled": "not shown"}
 
 
 def test_a_claim_needs_every_arm_at_every_price(report: Any) -> None:

@@ -12,10 +12,9 @@ from esper.errors import ConfigError, TaskError
 from esper.evidence import evaluation
 from esper.evidence.compare import compare
 from esper.evidence.evaluation import WARM_UP, EvaluationProgress, evaluate
-from esper.evidence.headroom import headroom
-from esper.evidence.results import Evidence
+from esper.results.evidence import Evidence
 from esper.simic.rollout.jobs import InlinePool, Pool
-from esper.tamiyo import WaitController
+from esper.tamiyo import NoGrowth
 from esper.tasks import make_task, registry
 from esper.tasks.registry import register_task
 from esper.training import workers
@@ -24,7 +23,7 @@ from esper.training.workers import Workload
 from tests.shared_pool import SharedPool, shared_pool
 
 HOSTS: dict[str, Any] = {"n_hosts": 5, "tuning_runs": 4}
-SOME = ["wait", "random", "scratch_same_epochs", "static", "shuffled", "wrong_task"]
+SOME = ["no-growth", "random", "scratch-same-epochs", "fixed-size", "shuffled", "wrong-task"]
 """Arms of each kind."""
 SPIRALS: dict[str, Any] = {
     "task": "spirals",
@@ -54,7 +53,15 @@ def assert_same(found: Evidence, expected: Evidence) -> None:
     assert [arm.name for arm in found.arms] == [arm.name for arm in expected.arms]
     for arm, other in zip(found.arms, expected.arms, strict=True):
         assert arm.setting == other.setting
-        for name in ("accuracy", "flops", "parameters", "n_epochs", "grown_share", "test_reads"):
+        for name in (
+            "score",
+            "returns",
+            "flops",
+            "parameters",
+            "grown_parameters",
+            "n_epochs",
+            "test_reads",
+        ):
             values = getattr(arm, name), getattr(other, name)
             np.testing.assert_array_equal(*values, err_msg=f"{name} of {arm.name}")
 
@@ -69,26 +76,21 @@ def test_arms_of_each_kind_are_the_same_with_workers(done_run: Run, pool: Shared
     assert_same(found, alone)
     n_batches = 2
     assert pool.n_jobs > n_batches * len(SOME)
-    of_wait = [one.share for one in shares if one.work == "hosts left alone"]
-    assert of_wait == pytest.approx(sorted(of_wait))
-    assert (of_wait[0], of_wait[-1], len(of_wait)) == (0.0, pytest.approx(1.0), n_batches + 1)
+    shares_done = [one.share for one in shares if one.work == "no growth"]
+    assert shares_done == pytest.approx(sorted(shares_done))
+    assert (shares_done[0], shares_done[-1]) == (0.0, pytest.approx(1.0))
+    assert len(shares_done) > 1 + n_batches  # workers report within a batch too
 
 
 @pytest.mark.slow
 def test_comparisons_are_the_same_with_workers(done_run: Run, pool: SharedPool) -> None:
-    own = WaitController(finish_after=2, name="mine")
+    own = NoGrowth(finish_after=2, name="mine")
     alone, found = (
         compare([done_run, "heuristic", own], n_hosts=7, workers=n, **SPIRALS) for n in (0, 2)
     )
     assert_same(found, alone)
     assert found.arm("mine").n_epochs.max() == 2
     assert pool.n_jobs == 3 * 2  # the controller that is an object stays in this process
-
-
-def test_headroom_is_the_same_with_workers(pool: SharedPool) -> None:
-    alone, found = (headroom(**SPIRALS, **HOSTS, workers=n) for n in (0, 2))
-    assert found == alone
-    assert pool.n_jobs > 0
 
 
 def test_large_evaluations_use_all_cores_by_default(
@@ -110,7 +112,7 @@ def test_large_evaluations_use_all_cores_by_default(
         with pytest.raises(InterruptedError):
             evaluate(done_run, on_progress=skip, n_hosts=n_hosts, tuning_runs=tuning_runs)
     with pytest.raises(InterruptedError):
-        evaluate(done_run, on_progress=skip, n_hosts=20_000, arms=["wait"], workers=0)
+        evaluate(done_run, on_progress=skip, n_hosts=20_000, arms=["no-growth"], workers=0)
     assert [pool.is_local for pool in hired] == [True, False, False, True]
     assert [pool.n_workers for pool in hired[1:3]] == [3, 3]
 
@@ -132,12 +134,12 @@ def test_large_evaluations_use_all_cores_by_default(
 def test_workers_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
     options: dict[str, Any] = {"n_hosts": 4, **SPIRALS, **given}
     with pytest.raises(ConfigError, match=message):
-        compare(["wait", "random"], **options)
+        compare(["no-growth", "random"], **options)
 
 
 def test_a_task_that_is_an_object_needs_no_workers() -> None:
     task = make_task("spirals", n_epochs=2, batches_per_epoch=1)
-    assert compare(["wait", "random"], n_hosts=2, task=task).n_hosts == 2
+    assert compare(["no-growth", "random"], n_hosts=2, task=task).n_hosts == 2
 
 
 def test_a_task_of_this_process_alone_is_named(
@@ -146,7 +148,7 @@ def test_a_task_of_this_process_alone_is_named(
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))  # pyright: ignore[reportPrivateUsage]
     register_task("mine", lambda: make_task("spirals"), summary="a task of this process")
     with pytest.raises(TaskError, match=r"worker process cannot make task 'mine'.*module:function"):
-        compare(["wait", "random"], n_hosts=4, task="mine", workers=1)
+        compare(["no-growth", "random"], n_hosts=4, task="mine", workers=1)
 
 
 @pytest.mark.slow
@@ -156,5 +158,5 @@ def test_workers_end_if_an_evaluation_is_interrupted(pool: SharedPool) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compare(["wait", "random"], n_hosts=7, workers=2, on_progress=interrupt, **SPIRALS)
+        compare(["no-growth", "random"], n_hosts=7, workers=2, on_progress=interrupt, **SPIRALS)
     assert pool.n_closed == 1

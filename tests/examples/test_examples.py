@@ -54,7 +54,7 @@ def test_grow_your_own_model(run_example: Callable[..., tuple[str, str]], tmp_pa
 
 def test_compare_controllers(run_example: Callable[..., tuple[str, str]]) -> None:
     printed, _ = run_example("compare_controllers.py", "--task", "spirals", "--hosts", "2")
-    for name in ("wait", "stop after 8", "grow once", "random", "heuristic"):
+    for name in ("no-growth", "stop after 8", "grow once", "random", "heuristic"):
         assert re.search(rf"│ {name} +│ +\d\.\d{{3}}", printed), name
     assert len(re.findall(r"[+-]\d\.\d{3} ± \d\.\d{3}", printed)) == 4
 
@@ -161,6 +161,6 @@ def test_growth_in_the_loops_of_other_libraries(
     pytest.importorskip("accelerate")
     pytest.importorskip(library)
     printed, _ = run_example(name, "--epochs", "3", "--out", str(tmp_path / "out"))
-    assert re.findall(r"^epoch (\d)/3  ", printed, flags=re.MULTILINE) == ["1", "2", "3"]
+    assert re.findall(r"^after epoch (\d) of 3  ", printed, flags=re.MULTILINE) == ["1", "2", "3"]
     assert re.search(r"[\d,]+ parameters$", printed)
     assert len((EXAMPLES / name).read_text().splitlines()) <= 60

@@ -116,7 +116,7 @@ def grow_wrapped(
         model,
         optimizer,
         epochs=epochs,
-        controller=controller if rank() == 0 else "wait",
+        controller=controller if rank() == 0 else "no-growth",
         sample_input=X[:2] + rank(),
     )
     model = wrapped(inner) if not wrap_first else model
@@ -271,7 +271,7 @@ def resume() -> dict[str, Any]:
 def score_on_first_rank() -> dict[str, Any]:
     inner = make_model()
     model = wrapped(inner)
-    grower = esper.Grower(model, make_optimizer(model), epochs=2, controller="wait")
+    grower = esper.Grower(model, make_optimizer(model), epochs=2, controller="no-growth")
     loss = cross_entropy(model(X[:4]), Y[:4])
     loss.backward()
     grower.step(loss)
@@ -315,14 +315,14 @@ def disagree_on_calls() -> dict[str, Any]:
 
 def forget_to_wrap() -> dict[str, Any]:
     model = make_model()
-    grower = esper.Grower(model, make_optimizer(model), epochs=2, controller="wait")
+    grower = esper.Grower(model, make_optimizer(model), epochs=2, controller="no-growth")
     return _error_of(lambda: run_epoch(model, grower))
 
 
 def disagree_on_batches() -> dict[str, Any]:
     """Make one more step on rank 0 than on the others, which end the epoch."""
     model = wrapped(make_model())
-    grower = esper.Grower(model, make_optimizer(model), epochs=2, controller="wait")
+    grower = esper.Grower(model, make_optimizer(model), epochs=2, controller="no-growth")
 
     def step() -> None:
         loss = cross_entropy(model(X[:4]), Y[:4])

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from esper.errors import BadDataError, EsperError, GrowerError
+from esper.growing.decisions import Decision
 from esper.growing.grow import grow
-from esper.growing.timeline import TimelineStep
 
 pytestmark = pytest.mark.usefixtures("fresh_shipped")
 
@@ -163,23 +163,23 @@ def test_limits_end_the_training() -> None:
     assert larger.summary.parameters_after <= 2 * n
     # Seeds that would be too large are not legal, so that smaller ones are planted instead.
     assert any(step.op == "germinate" for step in larger.timeline)
-    assert not any("max_parameters" in step.note for step in larger.timeline)
-    whole = grow(model, *data, 8, controller="wait")
-    half = grow(model, *data, 8, controller="wait", max_flops=whole.summary.total_flops / 2)
+    assert not any("max_parameters" in step.why for step in larger.timeline)
+    whole = grow(model, *data, 8, controller="no-growth")
+    half = grow(model, *data, 8, controller="no-growth", max_flops=whole.summary.total_flops / 2)
     assert half.summary.n_epochs == 4
     assert "max_flops" in half.summary.stopped
     assert "max_flops" in str(half.summary)
     assert "max_parameters" not in str(half.summary)
-    quick = grow(model, *data, 8, controller="wait", max_seconds=1e-9)
+    quick = grow(model, *data, 8, controller="no-growth", max_seconds=1e-9)
     assert quick.summary.n_epochs == 1
-    patient = grow(model, *data, 12, controller="wait", patience=2, learning_rate=1e-9)
+    patient = grow(model, *data, 12, controller="no-growth", patience=2, learning_rate=1e-9)
     assert patient.summary.n_epochs == 2
     roomy = grow(model, *data, 2, max_parameters=1000 * n)
     assert "max_parameters" not in str(roomy.summary)
 
 
 def test_an_interruption_returns_the_best_so_far() -> None:
-    def interrupt(step: TimelineStep) -> None:
+    def interrupt(step: Decision) -> None:
         if step.epoch == 3:
             raise KeyboardInterrupt
 
@@ -191,7 +191,7 @@ def test_an_interruption_returns_the_best_so_far() -> None:
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_training_resumes_to_the_same_model(tmp_path: Path, stop: int) -> None:
-    def interrupt(step: TimelineStep) -> None:
+    def interrupt(step: Decision) -> None:
         if step.epoch == stop + 1:
             raise KeyboardInterrupt
 
@@ -210,7 +210,7 @@ def test_a_training_resumes_to_the_same_model(tmp_path: Path, stop: int) -> None
 def test_the_baseline_is_the_given_model_trained_without_growth() -> None:
     data = split(CLASSES)
     grown = grow(make(), *data, 6, learning_rate=1e-2, seed=1, baseline=True)
-    plain = grow(make(), *data, 6, learning_rate=1e-2, seed=1, controller="wait")
+    plain = grow(make(), *data, 6, learning_rate=1e-2, seed=1, controller="no-growth")
     assert grown.summary.baseline == plain.summary.after
     assert ("better" in str(grown.summary)) == (grown.summary.after > plain.summary.after)
 
@@ -219,7 +219,7 @@ def test_the_baseline_has_as_many_epochs_as_growth_had() -> None:
     data, settings = split(CLASSES), {"learning_rate": 1e-2, "seed": 1}
     grown = grow(make(), *data, 12, max_flops=2.5e5, baseline=True, **settings)
     assert grown.summary.n_epochs < 12
-    plain = grow(make(), *data, grown.summary.n_epochs, controller="wait", **settings)
+    plain = grow(make(), *data, grown.summary.n_epochs, controller="no-growth", **settings)
     assert grown.summary.baseline == plain.summary.after
 
 
@@ -248,10 +248,10 @@ def test_another_training_is_not_resumed(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     data = split(CLASSES)
-    grow(make(), *data, epochs=3, controller="wait", resume=tmp_path)
+    grow(make(), *data, epochs=3, controller="no-growth", resume=tmp_path)
     wanted: dict[str, Any] = {"epochs": 3, **change}
     with pytest.raises(GrowerError, match=named):
-        grow(make(), *data, controller="wait", resume=tmp_path, **wanted)
+        grow(make(), *data, controller="no-growth", resume=tmp_path, **wanted)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_what_cannot_work_is_refused_on_one_line(
 
 
 def test_whole_numbers_are_no_classes_of_a_single_output() -> None:
-    with pytest.raises(BadDataError, match="50; the model has one output"):
+    with pytest.raises(BadDataError, match="50; the model has 1 output"):
         grow(make(1), *split(50 * CLASSES.clamp(max=1)), 2)
     grown = grow(make(1), *split(50 * CLASSES[:, None]), 2, loss=lambda o, t: mse_loss(o, t * 1.0))
     assert grown.summary.metric == "loss"

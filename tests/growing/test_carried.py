@@ -107,7 +107,7 @@ class Training:
                 self.model,
                 self.optimizers,
                 epochs=EPOCHS,
-                controller="wait",
+                controller="no-growth",
                 at=at,
                 sample_input=X[:2],
                 scheduler=self.schedulers or None,

@@ -72,7 +72,7 @@ class Life:
         self.model = compiled(self.plain)
         optimizer = torch.optim.SGD(self.plain.parameters(), 0.05, momentum=0.9)
         self.grower = esper.Grower(
-            self.model, optimizer, epochs=40, controller="wait", at=at, sample_input=X[:2]
+            self.model, optimizer, epochs=40, controller="no-growth", at=at, sample_input=X[:2]
         )
         self.losses: list[float] = []
         self.n_compiled: list[int] = []

@@ -88,7 +88,7 @@ def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 
 
 def test_a_controller_that_waits_leaves_training_as_it_is() -> None:
-    loop = Loop("wait", epochs=3)
+    loop = Loop("no-growth", epochs=3)
     for _ in range(3):
         loop.run_epoch()
     model = make_model()
@@ -220,8 +220,8 @@ def test_it_says_how_far_it_is_and_what_its_controller_expected() -> None:
         assert loop.grower.trace[-1].value == 0.5
         wanted = "Grower(Sequential, 1 of 2 epochs, controller shipped (universal, 0.2))"
         assert repr(loop.grower) == wanted
-    mine = esper.Grower(loop.model, loop.optimizer, epochs=2, controller="wait")
-    assert repr(mine) == "Grower(Sequential, 0 of 2 epochs, controller wait)"
+    mine = esper.Grower(loop.model, loop.optimizer, epochs=2, controller="no-growth")
+    assert repr(mine) == "Grower(Sequential, 0 of 2 epochs, controller no-growth)"
 
 
 def test_a_misspelt_argument_is_answered_with_the_right_one() -> None:
@@ -247,7 +247,7 @@ def test_a_bad_batch_is_rolled_back_and_said() -> None:
 def test_accumulated_gradients_give_the_update_of_the_whole_batch() -> None:
     results = []
     for parts in (1, 4):
-        loop = Loop("wait", epochs=1)
+        loop = Loop("no-growth", epochs=1)
         loop.model.eval()  # without dropout
         for part in torch.arange(96).chunk(parts):
             loss = cross_entropy(loop.model(X[part]), Y[part])
@@ -335,7 +335,7 @@ def test_a_call_with_the_arguments_of_another_method_is_not_taken_as_a_sample() 
                 del self.forward
 
     model = Parallel(*make_model())
-    grower = esper.Grower(model, make_optimizer(model), epochs=1, controller="wait")
+    grower = esper.Grower(model, make_optimizer(model), epochs=1, controller="no-growth")
     model.run_step((X, Y), 0)
     cross_entropy(model(X), Y).backward()
     grower.step(cross_entropy(model(X), Y).detach())
@@ -402,7 +402,7 @@ def test_a_frozen_model_is_refused() -> None:
 
 
 def test_a_state_does_not_change_as_training_goes_on() -> None:
-    loop = Loop("wait")
+    loop = Loop("no-growth")
     loop.run_epoch()
     state = loop.grower.state_dict()
     kept = copy.deepcopy(state)

@@ -12,8 +12,8 @@ import torch
 
 import esper
 from esper.cli.main import main
+from esper.dashboard import views
 from esper.errors import EsperError, GrowerError, RunError, StorageError
-from esper.reports import views
 from esper.telemetry import TelemetryWarning, TelemetryWriter, open_run
 from esper.telemetry.records import EpisodeRecord, Record, RoundRecord, SeedEventRecord, StepRecord
 from tests.dashboard.served import serve
@@ -173,7 +173,7 @@ def test_commands_show_it_and_do_not_resume_it(
     assert main(["runs", str(path.parent)]) == 0
     assert main(["report", str(path), "--out", str(tmp_path / "report.html")]) == 0
     report = (tmp_path / "report.html").read_text()
-    assert "the user&#x27;s own training" in report
+    assert '"own training"' in report
     assert "esper evaluate" not in report.partition("<main")[2].partition("</main>")[0]
     assert "esper train" not in report.partition("<main")[2].partition("</main>")[0]
     capsys.readouterr()

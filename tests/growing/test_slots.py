@@ -10,12 +10,21 @@ from torch import nn
 
 import esper
 from esper.errors import SlotError, UnsupportedHostError
-from esper.growing.slots import choose_slots, copy_model, copy_with_slots
+from esper.growing.slots import choose_slots, copy_model, place_slots
 from esper.growth.placement import SlotProposals, find_slots
 from tests.growing.own_models import CNN, MLP, Transformer
 from tests.growth.pair_models import CASES, build
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def with_slots(
+    model: nn.Module, at: list[str] | None, sample: torch.Tensor, *, for_depth: bool = False
+) -> nn.Module:
+    """Return a copy of a model with slots."""
+    twin = copy_model(model)
+    place_slots(twin, at, sample, for_depth=for_depth)
+    return twin
 
 
 def flat_mlp() -> nn.Module:
@@ -37,19 +46,19 @@ def flat_mlp() -> nn.Module:
     ids=["1", "3", "12", "cnn", "layers"],
 )
 def test_places_where_width_can_grow_get_slots(model: nn.Module, names: list[str]) -> None:
-    twin = copy_with_slots(model, None, IMAGES)
+    twin = with_slots(model, None, IMAGES)
     assert list(esper.slots(twin)) == names
     assert torch.equal(twin.eval()(IMAGES), model.eval()(IMAGES))
 
 
 def test_a_transformer_can_grow_in_and_beside_its_layers() -> None:
-    names = list(esper.slots(copy_with_slots(Transformer(), None, IMAGES)))
+    names = list(esper.slots(with_slots(Transformer(), None, IMAGES)))
     layers = [f"encoder.layers.{i}" for i in range(2)]
     assert set(names) == {*layers, *(f"{layer}.linear1>{layer}.linear2" for layer in layers)}
 
 
 def test_a_block_around_layers_that_can_be_widened_grows_deeper_alone() -> None:
-    twin = copy_with_slots(Transformer(), None, IMAGES)
+    twin = with_slots(Transformer(), None, IMAGES)
     fits = esper.slots(twin).slot_config.fits
     for layer in ("encoder.layers.0", "encoder.layers.1"):
         assert fits[layer] == {"deepen"}
@@ -62,7 +71,7 @@ def test_a_block_around_layers_that_can_be_widened_grows_deeper_alone() -> None:
 
 
 def test_a_block_alone_can_be_widened_from_beside() -> None:
-    named = copy_with_slots(Transformer(), ["encoder.layers.0"], IMAGES)
+    named = with_slots(Transformer(), ["encoder.layers.0"], IMAGES)
     assert {"deepen", "widen_large"} <= esper.slots(named).slot_config.fits["encoder.layers.0"]
 
 
@@ -103,7 +112,7 @@ def test_nothing_is_chosen_from_no_proposals() -> None:
 def test_the_slots_of_the_model_are_used() -> None:
     model = esper.add_slots(MLP(3), ["blocks.1"], IMAGES)
     model(IMAGES).sum().backward()
-    twin = copy_with_slots(model, None, IMAGES)
+    twin = with_slots(model, None, IMAGES)
     assert list(esper.slots(twin)) == ["blocks.1"]
     assert esper.slots(twin) is not esper.slots(model)
     assert all(parameter.grad is None for parameter in twin.parameters())
@@ -112,7 +121,7 @@ def test_the_slots_of_the_model_are_used() -> None:
 
 def test_named_blocks_get_slots() -> None:
     model = MLP(3)
-    assert list(esper.slots(copy_with_slots(model, ["blocks.2", "stem"], IMAGES))) == [
+    assert list(esper.slots(with_slots(model, ["blocks.2", "stem"], IMAGES))) == [
         "blocks.2",
         "stem",
     ]
@@ -123,14 +132,14 @@ def test_named_blocks_get_slots() -> None:
 def test_models_that_cannot_grow_are_rejected_on_one_line() -> None:
     slotted = esper.add_slots(MLP(2), ["blocks.1"], IMAGES)
     with pytest.raises(SlotError, match=r"slots \(blocks\.1\)"):
-        copy_with_slots(slotted, ["blocks.0"], IMAGES)
+        with_slots(slotted, ["blocks.0"], IMAGES)
     esper.slots(slotted).germinate("blocks.1", "widen_small")
     with pytest.raises(SlotError, match=r"'blocks\.1' is in use"):
-        copy_with_slots(slotted, None, IMAGES)
+        with_slots(slotted, None, IMAGES)
     with pytest.raises(SlotError, match="Flatten"):
-        copy_with_slots(nn.Flatten(), None, IMAGES)
+        with_slots(nn.Flatten(), None, IMAGES)
     with pytest.raises(SlotError, match="'block'"):
-        copy_with_slots(MLP(1), ["block"], IMAGES)
+        with_slots(MLP(1), ["block"], IMAGES)
     model = MLP(1)
     model.cache = model.stem.weight * 2  # type: ignore[assignment]
     with pytest.raises(UnsupportedHostError, match="MLP cannot be copied"):
@@ -166,7 +175,7 @@ def test_a_third_of_the_slots_is_for_depth_where_there_are_too_many_places() -> 
 
 def test_depth_alone_takes_the_outer_residual_blocks() -> None:
     x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
-    twin = copy_with_slots(Encoder(3), None, x, for_depth=True)
+    twin = with_slots(Encoder(3), None, x, for_depth=True)
     assert list(esper.slots(twin)) == ["layers.0", "layers.1", "layers.2"]
     with pytest.raises(SlotError, match="no block of this Sequential is residual"):
-        copy_with_slots(flat_mlp(), None, IMAGES, for_depth=True)
+        with_slots(flat_mlp(), None, IMAGES, for_depth=True)

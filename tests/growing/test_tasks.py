@@ -13,13 +13,13 @@ import torch
 
 import esper
 from esper.environment.draws import draw_seed
-from esper.errors import ConfigError, RunError, SavedModelError, StorageError
+from esper.errors import ConfigError, RunError, SavedModelError, StorageError, TaskError
+from esper.growing.decisions import Decision
 from esper.growing.grow import grow
 from esper.growing.grown import save_grown
 from esper.growing.task_hosts import grow_best_host
-from esper.growing.timeline import TimelineStep
 from esper.storage.run_folder import RunFolder
-from esper.tamiyo import WaitController
+from esper.tamiyo import NoGrowth
 from esper.tasks import ACCURACY, make_task
 from esper.training.run import Run
 from tests.training.tiny import tiny_config
@@ -35,16 +35,17 @@ assert not any(name.split(".")[0] == "esper" for name in sys.modules)
 
 def test_the_best_host_of_a_run_scores_the_same_again(done_run: Run) -> None:
     assert done_run.summary is not None
-    best = done_run.summary.best_host
+    own, best = done_run.summary.own, done_run.summary.best_host
     assert best is not None
     grown = grow_best_host(done_run)
-    assert grown.results.scores[0] == pytest.approx(best.score, abs=1e-3)
-    assert grown.results.returns[0] == pytest.approx(best.ep_rew, abs=1e-3)
+    assert best.number == own.returns[0].argmax()
+    assert grown.results.scores[0] == pytest.approx(own.score[0, best.number], abs=1e-3)
+    assert grown.results.returns[0] == pytest.approx(own.returns[0, best.number], abs=1e-3)
     assert len(grown.timeline) == len(best.actions)
 
 
 def test_the_score_is_that_of_the_exported_module_on_the_test_split() -> None:
-    steps: list[TimelineStep] = []
+    steps: list[Decision] = []
     grown = grow("spirals", controller="random", seed=5, on_step=steps.append, n_epochs=14)
     assert steps == list(grown.timeline)
     assert [step.epoch for step in steps[:3]] == [1, 2, 3]
@@ -64,7 +65,7 @@ def test_the_score_is_that_of_the_exported_module_on_the_test_split() -> None:
 
 
 def test_a_host_that_is_not_grown_has_no_seeds() -> None:
-    grown = grow("spirals", controller=WaitController(), seed=3, budget=2)
+    grown = grow("spirals", controller=NoGrowth(), seed=3, epochs=2)
     assert grown.results.seed_parameters[0] == 0
     assert [step.op for step in grown.timeline] == ["wait", "wait"]
     assert [step.stages for step in grown.timeline] == [{}, {}]
@@ -73,7 +74,7 @@ def test_a_host_that_is_not_grown_has_no_seeds() -> None:
 def test_growing_a_host_leaves_the_random_state_alone() -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    grow("spirals", controller="wait", budget=1)
+    grow("spirals", controller="no-growth", epochs=1)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -106,7 +107,7 @@ def test_loading_a_grown_model_as_a_growing_one_says_what_to_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
-    folder = save_grown(grow("spirals", controller="wait", n_epochs=1), tmp_path / "grown")
+    folder = save_grown(grow("spirals", controller="no-growth", n_epochs=1), tmp_path / "grown")
     call = re.escape(f"torch.export.load({str(folder / 'model.pt2')!r}).module()")
     with pytest.raises(SavedModelError, match=rf"{folder} .*save_grown; .*{call}"):
         esper.load(folder, torch.nn.Identity)
@@ -130,7 +131,7 @@ def test_arguments_that_only_a_model_takes_are_rejected(arguments: dict[str, Any
 
 
 def test_options_need_the_name_of_a_task() -> None:
-    with pytest.raises(ConfigError, match="n_epochs"):
+    with pytest.raises(TaskError, match="n_epochs"):
         grow(make_task("spirals"), n_epochs=2)
 
 
@@ -142,6 +143,6 @@ def test_the_best_host_of_an_unfinished_run_is_not_known(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    grown = grow("spirals", controller="wait", n_epochs=1)
+    grown = grow("spirals", controller="no-growth", n_epochs=1)
     with pytest.raises(StorageError, match="grown cannot be written"):
         save_grown(grown, tmp_path / "file" / "grown")

@@ -25,10 +25,10 @@ from esper.growth.blueprints import (
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.blueprints.seeds import LORA_LARGE_RANK, LORA_SMALL_RANK
 from esper.growth.blueprints.widening import SHARES
-from esper.growth.modules import count_parameters, seeded
+from esper.growth.modules import count_parameters
 from esper.growth.sites import BlockPath, ConvShape, SlotSite, TensorKind
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
-from tests.growth.helpers import same_bits, same_state, site_for
+from tests.growth.helpers import same_bits, site_for
 
 MAPS = TensorKind.FEATURE_MAP
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -99,21 +99,6 @@ def test_a_new_seed_returns_zeros_and_gets_gradients(name, site, dtype, is_train
     if x.numel() > 2 and site.width > 1:  # a norm over a single number is zero
         assert any(bool(grad.any()) for grad in grads) or is_dead(seed, x)
     assert all(bool(torch.isfinite(grad).all()) for grad in grads)
-
-
-@pytest.mark.parametrize("name", [n for n in BUILTIN_BLUEPRINTS if find_blueprint(n).can_redraw])
-@given(site=sites(), number=st.integers(0, 2**32))
-def test_a_redrawn_seed_equals_a_new_one(name: str, site: SlotSite, number: int) -> None:
-    if find_blueprint(name).why_not(site) is not None:
-        return
-    used, _ = plant(name, site, torch.float32)
-    for tensor in used.state_dict().values():
-        tensor.fill_(7)
-    with seeded(number):
-        new = find_blueprint(name).build(site)
-    with seeded(number):
-        used.redraw()
-    assert same_state(used.state_dict(), new.state_dict())
 
 
 def is_dead(seed: nn.Module, x: torch.Tensor) -> bool:

@@ -111,7 +111,7 @@ def test_every_seed_exports_to_the_same_function(name: str, slot: str, style: Bl
             plain = export(model)
             assert_same(plain(x), model(x))
             assert not esper_in(plain), blueprint
-            with host.switched_off(slot):
+            with host[slot].switched_off():
                 is_seen = not torch.equal(model(x), plain(x))
             assert is_seen == (blueprint != "noop")
 
@@ -130,7 +130,7 @@ def test_only_committed_seeds_are_kept_on_request() -> None:
     model, host, x = make_host("mlp")
     grow(host, "blocks.0", "mlp_small", Stage.FOSSILIZED)
     grow(host, "blocks.1", "mlp_small", Stage.HOLDING)
-    with host.switched_off("blocks.1"):
+    with host["blocks.1"].switched_off():
         committed = model(x)
     assert_same(export(model)(x), model(x))
     assert_same(export(model, committed_only=True)(x), committed)
@@ -152,7 +152,7 @@ def test_a_fading_seed_is_exported_at_its_alpha_and_a_removed_one_is_not() -> No
 def test_a_disabled_seed_is_left_out() -> None:
     model, host, x = make_host("mlp")
     grow(host, "blocks.0", "mlp_small")
-    with host.switched_off("blocks.0"):
+    with host["blocks.0"].switched_off():
         plain = export(model)
         assert torch.equal(plain(x), model(x))
     assert not torch.equal(plain(x), model(x))

@@ -35,7 +35,7 @@ def test_an_mlp_worked_by_hand() -> None:
     assert counted.host_parameters == counted.parameters == 277
     assert counted.forward_flops == FORWARD == 1920
     assert counted.training_step_flops == STEP == 5520
-    assert counted.seed_parameters == counted.seed_forward_flops == {}
+    assert counted.seed_parameters == {}
 
 
 def test_a_convolutional_network_worked_by_hand() -> None:
@@ -84,7 +84,6 @@ def test_a_held_seed_has_its_share_of_the_forward_pass() -> None:
     gate = 2 * 4 * 6 * 1
     assert counted.host_parameters == 277
     assert counted.seed_parameters == {"blocks.0": (18 + 3) + (18 + 6), "stem": 12 + 7}
-    assert counted.seed_forward_flops == {"blocks.0": SEED, "stem": gate}
     assert counted.forward_flops == FORWARD + SEED + gate
     assert counted.training_step_flops == STEP + 3 * (SEED + gate)
     assert counted.parameters == 277 + 45 + 19
@@ -99,7 +98,6 @@ def test_an_isolated_seed_costs_nothing_in_evaluation_and_less_than_three_passes
     units = {"mlp_small": 3, "widen_medium": 4}[blueprint]
     layer = 2 * 4 * 6 * units
     counted = footprint(model, x)
-    assert counted.seed_forward_flops == {"blocks.0": 0}
     assert counted.forward_flops == FORWARD
     # Two layers forward, two weight gradients, and the gradient of the hidden units.
     assert counted.training_step_flops == STEP + 5 * layer
@@ -144,29 +142,17 @@ def test_any_function_can_be_counted() -> None:
     assert count_flops(lambda: a + 1) == 0
 
 
-def test_a_meter_adds_up_the_flops_of_a_growing_host() -> None:
+def test_a_meter_follows_the_flops_of_a_growing_host() -> None:
     model, host, x = make_host("mlp")
     meter = TrainingMeter(model, x)
-    meter.add_training(40)
-    meter.add_evaluation(8)
-    expected = 10 * STEP + 2 * FORWARD
-    assert meter.total_flops == expected
-
+    assert len(x) * meter.training_flops() == STEP
     lead_to(host, "blocks.0", Stage.TRAINING, blueprint="mlp_small")
-    meter.add_training(4)
-    meter.add_evaluation(4)
-    expected += STEP + 5 * SEED // 2 + FORWARD
-    assert meter.total_flops == expected
-
+    assert len(x) * meter.training_flops() == STEP + 5 * SEED // 2
     host.tick()
     host.advance("blocks.0")
-    meter.add_training(2)
-    expected += (STEP + 3 * SEED) // 2
-    assert meter.total_flops == expected
-
+    assert len(x) * meter.training_flops() == STEP + 3 * SEED
     host.abandon_growing()
-    meter.add_evaluation(1)
-    assert meter.total_flops == expected + FORWARD / 4
+    assert len(x) * meter.training_flops() == STEP
 
 
 def test_a_meter_counts_again_only_when_slots_have_changed() -> None:
@@ -175,15 +161,13 @@ def test_a_meter_counts_again_only_when_slots_have_changed() -> None:
     model.register_forward_hook(lambda *_: calls.append(1))
     meter = TrainingMeter(model, x)
     for _ in range(5):
-        meter.add_training(3)
-        meter.add_evaluation(3)
-    first = len(calls)
-    assert first == 2
+        meter.training_flops()
+    assert len(calls) == 1
     lead_to(host, "stem", Stage.BLENDING, blueprint="norm")
     for _ in range(5):
         host.tick()  # alpha changes, the cost does not
-        meter.add_training(3)
-    assert len(calls) == 2 * first
+        meter.training_flops()
+    assert len(calls) == 2
 
 
 def test_a_meter_notices_a_new_gate() -> None:
@@ -193,18 +177,12 @@ def test_a_meter_notices_a_new_gate() -> None:
     lead_to(host, "0", Stage.BLENDING, blueprint="norm")
     while not host["0"].life.schedule.is_at_rest:
         host.tick()
-    meter.add_evaluation(2)
-    assert meter.total_flops == 2 * 2 * 16
+    before = meter.training_flops()
     host.set_alpha_target("0", 1.0, style=BlendStyle.LEARNED_GATE)
-    meter.add_evaluation(2)
-    assert meter.total_flops == 2 * (2 * 2 * 16) + 2 * 2 * 4
+    assert meter.training_flops() == before + 3 * 2 * 4
 
 
 def test_a_meter_accepts_positional_and_keyword_inputs() -> None:
     model, _, x = make_host("mlp")
-    totals: list[float] = []
-    for sample in (x, (x,), {"x": x}):
-        meter = TrainingMeter(model, sample)
-        meter.add_training(10)
-        totals.append(meter.total_flops)
+    totals = [TrainingMeter(model, each).training_flops() for each in (x, (x,), {"x": x})]
     assert totals[0] == totals[1] == totals[2] > 0

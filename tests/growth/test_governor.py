@@ -468,20 +468,6 @@ def test_sparse_gradients_are_checked_too() -> None:
     assert governor.gradient_norm > 0.0
 
 
-def test_gradients_can_be_clipped_before_the_update() -> None:
-    world = World(MAKERS["sgd"])
-    world.optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(world.model(X), Y)
-    seen: list[float] = []
-
-    def clip() -> None:
-        norm = nn.utils.clip_grad_norm_(world.model.parameters(), 1e-3)
-        seen.append(float(norm))
-
-    assert world.governor.step(loss, before_update=clip) is None
-    assert seen[0] == pytest.approx(world.governor.gradient_norm)
-
-
 def test_the_running_mean_and_variance_are_plain_averages_at_first() -> None:
     losses = np.array([3.0, 1.0, 2.0, 5.0])
     watch = LossWatch(1, GovernorConfig(warmup_losses=2))
@@ -510,29 +496,3 @@ def test_a_falling_loss_is_never_an_outlier() -> None:
     for loss in np.linspace(5.0, 1.0, 50):
         watch.add(np.array([loss]))
         assert watch.limits()[0] > loss * 1.5
-
-
-@given(
-    losses=st.lists(st.floats(-1.0, 50.0) | st.just(float("nan")), min_size=1, max_size=30),
-    n_known=st.integers(0, 20),
-    was_rolled_back=st.booleans(),
-)
-def test_losses_added_at_once_count_like_losses_added_in_turn(
-    losses: list[float], n_known: int, was_rolled_back: bool
-) -> None:
-    config = GovernorConfig(warmup_losses=6)
-    at_once, in_turn = LossWatch(2, config), LossWatch(2, config)
-    for watch in (at_once, in_turn):
-        for number in range(n_known):
-            watch.add(np.array([2.0 / (1 + number)]), np.array([1]))
-        if was_rolled_back:
-            watch.on_rollback(1)
-    before = at_once.get_state(1)
-    is_good = True
-    for loss in losses:
-        is_good = is_good and bool(loss <= in_turn.limits(np.array([1]))[0])
-        if is_good:
-            in_turn.add(np.array([loss]), np.array([1]))
-    assert at_once.add_all(losses, 1) is is_good
-    assert at_once.get_state(1) == (in_turn.get_state(1) if is_good else before)
-    assert at_once.get_state(0) == in_turn.get_state(0)

@@ -21,7 +21,7 @@ from esper.config.growth import (
 from esper.errors import ConfigError
 from esper.growth.governor import Governor
 from esper.growth.host_slots import HostSlots, slots
-from esper.growth.hosts import HostMaker, build_host, make_host, sample_input
+from esper.growth.hosts import build_host, make_host, sample_input
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
 from esper.lifecycle.factored_actions import (
@@ -212,32 +212,6 @@ def test_a_host_may_differ_from_its_design_only_in_hidden() -> None:
         make_host(config, design=MLPHostConfig(width=16))
     with pytest.raises(ConfigError, match=r"MLPHostConfig.*design CNNHostConfig"):
         make_host(config, design=CNNHostConfig())
-
-
-REDRAWN = [
-    MLPHostConfig(hidden=3),
-    MLPHostConfig(has_skips=False),
-    CNNHostConfig(hidden=3),
-    GPTHostConfig(hidden=5),
-]
-
-
-@pytest.mark.parametrize("config", REDRAWN, ids=lambda config: type(config).__name__)
-def test_redrawing_gives_the_weights_of_a_new_host(config: HostConfig) -> None:
-    maker = HostMaker(config, design=replace(config, hidden=8))
-    host = maker(1)
-    with torch.no_grad():
-        for tensor in (*host.parameters(), *host.buffers()):
-            tensor.add_(1)
-    state = torch.get_rng_state()
-    maker.redraw(host, 7)
-    assert torch.equal(torch.get_rng_state(), state)
-    made = make_host(config, seed=7, design=replace(config, hidden=8))
-    tensors = host.state_dict()
-    assert tensors.keys() == made.state_dict().keys()
-    for name, tensor in made.state_dict().items():
-        assert torch.equal(tensors[name], tensor), name
-    assert slots(host).sites == slots(made).sites
 
 
 WITHOUT_SKIPS = MLPHostConfig(

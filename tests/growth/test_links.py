@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -18,10 +17,9 @@ from esper.config.growth import GrowthConfig
 from esper.growing.averages import AverageKeeper
 from esper.growth.blueprints.widening import PairSeed
 from esper.growth.footprint import forward_flops
-from esper.growth.host_slots import HostSlots, SlotState, slots
+from esper.growth.host_slots import HostSlots, SlotSnapshot, slots
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
-from esper.growth.saved_models import describe_slots, restore_slots
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import find_leftovers, lead_to, randomize, same_bits, same_state, state_of
 from tests.growth.pair_models import CASES, build
@@ -198,7 +196,7 @@ def test_a_rollback_after_the_commitment_keeps_it_with_the_values_of_before() ->
 def test_an_earlier_state_of_a_slot_has_no_links() -> None:
     model, host, x = make("flat")
     fossilize(host, ["0>2"])
-    state, before, modules = SlotState.of(host["2>4"]), model(x), list(model.modules())
+    state, before, modules = SlotSnapshot.of(host["2>4"]), model(x), list(model.modules())
     fossilize(host, ["2>4"])
     host.restore_slot("2>4", state)
     assert list(model.modules()) == modules
@@ -221,22 +219,6 @@ def test_saved_models_have_their_links(name: str, is_absorbed: bool, tmp_path: P
     loaded = esper.load(tmp_path, lambda: build(name).double())
     assert same_bits(loaded(x), model(x))
     assert list(loaded.state_dict()) == list(model.state_dict())
-    torch.testing.assert_close(esper.export(loaded)(x), model(x), rtol=0.0, atol=1e-12)
-
-
-def test_states_from_before_there_were_links_load() -> None:
-    model, host, x = make("flat")
-    fossilize(host, list(host))
-    saved = json.loads(json.dumps(describe_slots(host)))
-    weights = {name: w for name, w in state_of(model).items() if "links" not in name}
-    for life in saved["lives"].values():
-        del life["links"]
-    loaded = build("flat").double()
-    restore_slots(loaded, saved)
-    loaded.load_state_dict(weights)
-    assert same_bits(loaded(x), model(x))
-    while slots(loaded)["2>4"].stage != Stage.DORMANT:
-        slots(loaded).tick()
     torch.testing.assert_close(esper.export(loaded)(x), model(x), rtol=0.0, atol=1e-12)
 
 

@@ -13,7 +13,7 @@ from esper.errors import ShapeError, SlotError
 from esper.growth.footprint import forward_flops
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
-from esper.growth.placement import add_slots, find_slots, print_trainable_parameters
+from esper.growth.placement import add_slots, find_slots
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.shares import ShareTable
 from esper.growth.sites import TensorKind
@@ -405,20 +405,6 @@ def test_a_seed_costs_what_its_proposal_says(name: str) -> None:
             host.abandon_growing()
             while host[proposal.name].stage != Stage.DORMANT:
                 host.tick()
-
-
-def test_printed_parameters_worked_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    model, host, _ = make_host("mlp")
-    model.stem.requires_grad_(False)
-    lead_to(host, "blocks.1", Stage.BLENDING, blueprint="norm", alpha_target=0.7)
-    print_trainable_parameters(model)
-    # stem 5 * 6 + 6, two blocks of 6 * 8 + 8 + 8 * 6 + 6, head 6 * 3 + 3, norm 6 + 6
-    assert capsys.readouterr().out.splitlines() == [
-        "trainable parameters: 253 of 289 (87.5%)",
-        "  blocks.0: dormant",
-        "  blocks.1: norm, blending, alpha 0.23, 12 parameters",
-        "  stem: dormant (seeds grow beside the block)",
-    ]
 
 
 def test_printed_slots_say_whether_widening_adds_to_the_models_own_layers() -> None:

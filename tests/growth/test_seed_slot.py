@@ -226,14 +226,14 @@ def test_a_disabled_seed_does_not_affect_the_output() -> None:
     place = lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_small")
     randomize(place.seed)
     grown = model(x)
-    with host.switched_off("blocks.0"):
+    with host["blocks.0"].switched_off():
         assert same_bits(model(x), plain(x))
-        with host.switched_off("blocks.0"):
+        with host["blocks.0"].switched_off():
             pass
         assert same_bits(model(x), plain(x))
     assert same_bits(model(x), grown)
     assert not same_bits(grown, plain(x))
-    with pytest.raises(ZeroDivisionError), host.switched_off("blocks.0"):
+    with pytest.raises(ZeroDivisionError), host["blocks.0"].switched_off():
         _ = 1 // 0
     assert same_bits(model(x), grown)
 

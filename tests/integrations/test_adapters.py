@@ -36,7 +36,7 @@ def test_an_overflow_of_a_scaled_loss_drops_the_gradients() -> None:
     x = torch.ones(2, 3)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     grower = esper.Grower(
-        model, optimizer, epochs=1, controller="wait", sample_input=x, scaler=scaler
+        model, optimizer, epochs=1, controller="no-growth", sample_input=x, scaler=scaler
     )
     for factor, is_dropped in ((1.0, False), (math.inf, True)):
         optimizer.zero_grad()
@@ -51,7 +51,7 @@ def test_an_overflow_of_a_scaled_loss_drops_the_gradients() -> None:
 
 
 def test_an_unknown_option_is_named_with_the_nearest_one() -> None:
-    require_options({"controller": "wait", "seed": 1})
+    require_options({"controller": "no-growth", "seed": 1})
     with pytest.raises(ConfigError, match=r"'controler'.*'controller'"):
         require_options({"controler": "wait"})
 

@@ -92,7 +92,7 @@ def test_while_a_grower_is_awaited_the_model_stays_without_seeds() -> None:
     empty = GrownState(Net())
     optimizer = torch.optim.SGD(fresh.parameters(), 0.1)
     with pytest.raises(GrowerError, match="the weights of no growing model"):
-        empty.resume(esper.Grower(fresh, optimizer, epochs=1, controller="wait"), {})
+        empty.resume(esper.Grower(fresh, optimizer, epochs=1, controller="no-growth"), {})
 
 
 def test_removing_all_seeds_gives_the_original_model_back() -> None:

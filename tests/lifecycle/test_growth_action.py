@@ -106,5 +106,5 @@ def test_invalid_ramp_settings_are_rejected(field: str, value: Any) -> None:
     ("field", "value"), [("style", "multiply"), ("alpha_curve", "cosine"), ("op", "germinate")]
 )
 def test_strings_instead_of_enum_members_are_rejected(field: str, value: Any) -> None:
-    with pytest.raises(ActionSpecError, match=f"{field} is '{value}'"):
+    with pytest.raises(ConfigError, match=f"{field} is '{value}'"):
         GrowthAction(**{field: value})

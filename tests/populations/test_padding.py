@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.config.growth import HostConfig, MLPHostConfig, PopulationConfig
 from esper.errors import ConfigError, UnsupportedHostError
-from esper.growth.blueprints import SeedForm, find_blueprint
+from esper.growth.blueprints import SeedForm
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.footprint import forward_flops, training_step_flops
 from esper.growth.host_slots import slots
@@ -20,8 +20,6 @@ from esper.growth.hosts import make_host, slot_names
 from esper.growth.modules import count_parameters
 from esper.growth.placement import add_slots, attach_slots
 from esper.growth.sites import TensorKind
-from esper.lifecycle.factored_actions import GrowthAction, Op
-from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
 from esper.populations import (
     HostSpec,
     Population,
@@ -31,16 +29,21 @@ from esper.populations import (
 )
 from esper.populations.host_models import CostTable
 from esper.populations.rows import Row, RowStore
-from esper.populations.stacked_design import find_difference
-from esper.populations.stacked_slots import Layer
-from tests.growth.helpers import site_for
 from tests.populations.test_forms_agree import (
     assert_same_state,
     draw_action,
     life_script,
     run_together,
 )
-from tests.populations.worlds import CONFIGS, MLP, Builder, make_data, make_specs, to_double
+from tests.populations.worlds import (
+    CONFIGS,
+    MLP,
+    Builder,
+    apply_all,
+    make_data,
+    make_specs,
+    to_double,
+)
 
 FORMS = [SequentialPopulation, StackedPopulation]
 SIZES = (40, 40, 24, 7)
@@ -101,7 +104,6 @@ BLUEPRINTS = {
     "cnn": ("widen_small", "conv_small"),
     "gpt": ("widen_small", "lora_small"),
 }
-"""None of them is the largest of its family."""
 
 
 @pytest.mark.parametrize(
@@ -177,12 +179,12 @@ def test_a_state_of_small_hosts_continues_in_either_form(
     script = life_script(slot_names(CONFIGS["cnn"]), BLUEPRINTS["cnn"])
     first = source(build, specs, config)
     for actions in script[:4]:
-        first.apply_all(actions)
+        apply_all(first, actions)
         first.train_epoch()
     second = target(build, specs, config)
     second.load_state_dict(first.state_dict())
     for actions in script[4:]:
-        assert first.apply_all(actions) == second.apply_all(actions)
+        assert apply_all(first, actions) == apply_all(second, actions)
         for population in (first, second):
             population.train_epoch()
     assert_same_state(first, second, tolerance=0.0 if source is target else 1e-8)
@@ -218,7 +220,6 @@ def test_a_rolled_back_host_keeps_its_own_size() -> None:
     population.train_epoch()
     good = population.get_state(0).tensors
     specs[0].data.train_inputs.data[:] = torch.nan
-    population._pools.clear()
     assert population.train_epoch().interventions.keys() == {0}
     for name, tensor in population.get_state(0).tensors.items():
         assert torch.equal(tensor, good[name])
@@ -331,107 +332,11 @@ def test_rows_of_one_store_can_have_different_sizes() -> None:
     assert torch.equal(store.values[1, : len(flat)], flat)
 
 
-FAMILIES = {name: find_blueprint(name).family for name in BUILTIN_BLUEPRINTS}
-
-
-@pytest.mark.parametrize("kind", list(TensorKind))
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family])
-def test_every_blueprint_can_be_padded_to_its_family(name: str, kind: TensorKind) -> None:
-    recipe, family = find_blueprint(name), find_blueprint(FAMILIES[name])
-    site = site_for(kind, width=9, width_in=9)
-    if recipe.why_not(site) is not None:
-        return
-    small, large = recipe.build(site), family.build(site)
-    assert count_parameters(small) <= count_parameters(large)
-    shape = site.output_shape if recipe.form == SeedForm.SERIAL else site.input_shape
-    assert shape is not None
-    assert find_difference(small, torch.zeros(3, *shape[1:]), large) is None
-
-
-def test_blueprints_share_a_group_exactly_if_they_share_a_family() -> None:
-    population = StackedPopulation(Builder(MLP), make_specs(MLP, (8,) * 5))
-    names = ("widen_small", "widen_large", "mlp_small", "mlp_large", "low_rank")
-    for host, name in enumerate(names):
-        population.apply(host, GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint=name))
-        population.apply(host, GrowthAction(op=Op.ADVANCE, slot="blocks.0"))
-    groups = {key.blueprint: store.hosts for key, store in population.state.groups.items()}
-    assert groups == {"widen_large": [0, 1], "mlp_large": [2, 3], "low_rank": [4]}
-
-
-class _Sigmoid(nn.Sequential):
-    def __init__(self, width: int, hidden: int) -> None:
-        last = nn.Linear(hidden, width, bias=False)
-        nn.init.zeros_(last.weight)
-        super().__init__(nn.Linear(width, hidden), nn.Sigmoid(), last)
-
-
-@pytest.mark.parametrize("family", ["sigmoid_large", "widen_large", "nowhere"])
-def test_a_seed_that_cannot_be_padded_gets_its_own_group(
-    monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
-    for name, hidden, own in (("sigmoid_small", 2, family), ("sigmoid_large", 5, "")):
-        blueprint.register_blueprint(
-            blueprint.Blueprint(
-                name=name,
-                kinds=frozenset({TensorKind.VECTOR}),
-                form=SeedForm.SERIAL,
-                build=lambda site, hidden=hidden: _Sigmoid(site.width, hidden),
-                summary="hidden units that are never at rest",
-                family=own,
-            )
-        )
-    specs = make_specs(MLP, (16, 24))
-    pair = [form(Builder(MLP), specs, PopulationConfig(batch_size=8)) for form in FORMS]
-    for population in pair:
-        for host, name in enumerate(("sigmoid_small", "sigmoid_large")):
-            population.apply(host, GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint=name))
-        for _ in range(4):
-            for host in range(2):
-                population.apply(host, GrowthAction(op=Op.ADVANCE, slot="blocks.0"))
-            population.train_epoch()
-    assert isinstance(pair[1], StackedPopulation)
-    assert {key.blueprint for key in pair[1].state.groups} == {"sigmoid_small", "sigmoid_large"}
-    assert_same_state(*pair, tolerance=1e-5)
-
-
 def _two_layers(width: int, hidden: int, *, is_frozen: bool = False) -> nn.Module:
     first, last = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
     nn.init.zeros_(last.weight)
     first.weight.requires_grad_(not is_frozen)
     return nn.Sequential(first, nn.ReLU(), last)
-
-
-@pytest.mark.parametrize(
-    ("form", "is_frozen", "group"),
-    [
-        (SeedForm.SERIAL, False, "large"),
-        (SeedForm.PARALLEL, False, "small"),
-        (SeedForm.SERIAL, True, "small"),
-    ],
-)
-def test_a_family_without_a_stacked_form_does_not_share_a_group(
-    monkeypatch: pytest.MonkeyPatch, form: SeedForm, is_frozen: bool, group: str
-) -> None:
-    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
-    recipes = {
-        "small": (SeedForm.SERIAL, lambda site: _two_layers(site.width, 2), "large"),
-        "large": (form, lambda site: _two_layers(site.width, 5, is_frozen=is_frozen), ""),
-    }
-    for name, (own_form, build, family) in recipes.items():
-        blueprint.register_blueprint(
-            blueprint.Blueprint(
-                name=name,
-                kinds=frozenset({TensorKind.VECTOR}),
-                form=own_form,
-                build=build,
-                summary="two layers",
-                family=family,
-            )
-        )
-    population = StackedPopulation(Builder(MLP), make_specs(MLP, (8, 8)))
-    key = population.design.group_key(Layer("blocks.0", 0), "small", 0)
-    assert key.blueprint == group
 
 
 def test_cost_tables_share_seed_counts_only_for_equal_sites() -> None:

@@ -113,22 +113,3 @@ def test_a_copy_is_independent_and_nonfinite_rows_are_found() -> None:
     assert store.find_nonfinite() == [4, 8]
     assert twin.find_nonfinite() == []
     assert twin.steps.tolist() == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("is_usable", [True, False])
-def test_a_copy_in_the_memory_of_a_spare_store_is_independent(is_usable: bool) -> None:
-    store = RowStore(nn.Linear(2, 3), ("exp_avg",))
-    store.put({host: Row.of_module(nn.Linear(2, 3)) for host in (3, 4, 8)})
-    spare = store.copied()
-    if not is_usable:
-        store.put({9: Row.of_module(nn.Linear(2, 3))})
-    store.drop(4)
-    store.data += 1.0
-    expected = {host: store.get(host).tensors for host in store.hosts}
-    twin = store.copied(spare)
-    store.data += 1.0
-    assert (twin.data.data_ptr() == spare.data.data_ptr()) == is_usable
-    assert twin.hosts == store.hosts
-    for host, tensors in expected.items():
-        for name, tensor in twin.get(host).tensors.items():
-            assert torch.equal(tensor, tensors[name])

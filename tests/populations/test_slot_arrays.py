@@ -19,7 +19,7 @@ from esper.lifecycle.factored_actions import (
     growth_action_spec,
 )
 from esper.populations import Population, SequentialPopulation, StackedPopulation
-from tests.populations.worlds import MLP, Builder, make_specs
+from tests.populations.worlds import MLP, Builder, apply_all, make_specs
 
 FORMS = [SequentialPopulation, StackedPopulation]
 
@@ -117,7 +117,7 @@ def test_removing_uncommitted_seeds_keeps_committed_ones(form: type[Population])
     keep = GrowthAction(op=Op.FOSSILIZE, slot="blocks.0")
     wait = GrowthAction()
     for action in (grow, go, go, wait, wait, go):
-        population.apply_all([action, action])
+        apply_all(population, [action, action])
         population.train_epoch()
     population.apply(0, keep)
     before = population.evaluate().losses

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from esper.config.growth import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
 from esper.growth.hosts import make_host, sample_input
-from esper.populations import HostData, HostSpec
+from esper.growth.slot_states import Outcome
+from esper.lifecycle.factored_actions import GrowthAction
+from esper.populations import HostData, HostSpec, Population
 
 MLP = MLPHostConfig(n_features=6, n_classes=3, width=5, hidden=4)
 CNN = CNNHostConfig(image_size=5, n_classes=3, width=4, hidden=4)
@@ -66,6 +68,12 @@ def to_regression(specs: Sequence[HostSpec], n_outputs: int | None = None) -> li
         return HostData(train, measure(train), validation, measure(validation))
 
     return [replace(spec, data=convert(spec.data)) for spec in specs]
+
+
+def apply_all(population: Population, actions: Sequence[GrowthAction]) -> list[Outcome]:
+    """Apply one action to each host."""
+    pairs = zip(range(population.n_hosts), actions, strict=True)
+    return [population.apply(host, action) for host, action in pairs]
 
 
 class Builder:

@@ -314,11 +314,15 @@ def test_a_rollout_holds_2048_steps_unless_told_otherwise() -> None:
     assert PPO(Picks, n_envs=3000).n_steps == 1
 
 
-def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    PPO(Picks, n_envs=2, n_steps=16, n_epochs=1).learn(64, progress=True)
+def test_progress_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.progress.LOG_INTERVAL", 0.001)
+    PPO(Picks, n_envs=2, n_steps=16, n_epochs=1).learn(256, progress=True)
     shown = capsys.readouterr().err
-    assert "64 of 64 steps" in shown
+    assert "of 256 steps" in shown
     assert "return" in shown
+    assert "learning: finished in" in shown
 
 
 def test_numbers_that_are_not_finite_leave_the_policy_as_it_was() -> None:

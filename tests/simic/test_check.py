@@ -135,66 +135,41 @@ def test_dict_observations_mixed_actions_and_conditional_masks_pass() -> None:
 # -- deliberately broken ------------------------------------------------------------------------
 
 
-class WrongShape(Corridor):
-    def observe(self) -> Any:
-        return super().observe()[:2]
+def broken(**members: Any) -> type[Corridor]:
+    """Return a corridor with some of its members replaced."""
+    return type("Broken", (Corridor,), members)
 
 
-class WrongDtype(Corridor):
-    def observe(self) -> Any:
-        return super().observe().astype(np.float64)
+def observing(change: Callable[[Any, Any], Any], **members: Any) -> type[Corridor]:
+    """Return a corridor whose observations are changed."""
+    return broken(observe=lambda self: change(self, Corridor.observe(self)), **members)
 
 
-class FloatBytes(Corridor):
-    observation_space = spaces.Box(0, 255, (3,), np.uint8)
-
-    def observe(self) -> Any:
-        return np.full(3, 0.5)
+def stepping(change: Callable[..., Any]) -> type[Corridor]:
+    """Return a corridor that changes what a step returns."""
+    return broken(step=lambda self, action: change(*Corridor.step(self, action)))
 
 
-class NotAnArray(Corridor):
-    def observe(self) -> Any:
-        return super().observe().tolist()
+def masking(mask: Callable[[Any], Any], **members: Any) -> type[Corridor]:
+    """Return a corridor with other masks."""
+    return broken(mask=mask, **members)
 
 
-class OutOfBounds(Corridor):
-    def observe(self) -> Any:
-        observation = super().observe()
-        observation[1] = 1.5 if self.time == 4 else 0.0
+def set_at(index: int, value: float, at_time: int) -> Callable[[Any, Any], Any]:
+    """Return a change of an observation: a number at one time, and zero at others."""
+
+    def change(env: Any, observation: Any) -> Any:
+        observation[index] = value if env.time == at_time else 0.0
         return observation
 
-
-class NotANumber(Corridor):
-    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-
-    def observe(self) -> Any:
-        observation = super().observe()
-        observation[2] = np.inf if self.time == 3 else 0.0
-        return observation
+    return change
 
 
-class MissingKey(Corridor):
-    observation_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
+def raising(message: str) -> Callable[..., Any]:
+    def fail(self: Any) -> Any:
+        raise RuntimeError(message)
 
-    def observe(self) -> Any:
-        return {"a": 0}
-
-
-class UnknownSpace(Corridor):
-    observation_space = spaces.Text(10)
-
-
-class UnknownActions(Corridor):
-    action_space = spaces.Text(10)
-
-
-class WrongSpec(Corridor):
-    action_spec = ActionSpec.independent([2, 2])
-
-
-class MaskDisappears(Corridor):
-    def info(self) -> dict[str, Any]:
-        return super().info() if self.time < 2 else {}
+    return fail
 
 
 class MaskAppearsLate(Corridor):
@@ -205,104 +180,11 @@ class MaskAppearsLate(Corridor):
         return super().step((0, 0))
 
 
-class MaskTooLong(Corridor):
-    def mask(self) -> Any:
-        return np.ones(6, np.int8)
-
-
-class MaskWithoutChoice(Corridor):
-    def mask(self) -> Any:
-        return np.array([1, 0], np.int8), np.full(3, self.time < 3, np.int8)
-
-
-class MaskUnknownHead(Corridor):
-    def mask(self) -> Any:
-        return {"doors": np.ones(3)}
-
-
-class MaskOfLogits(Corridor):
-    def mask(self) -> Any:
-        return tuple(np.where(head, 0.0, -np.inf) for head in super().mask())
-
-
-class MaskUnread(Corridor):
-    def info(self) -> dict[str, Any]:
-        return {}
-
-    def action_mask(self) -> Any:
-        return np.ones(5)
-
-
-class MaskAttribute(Corridor):
-    action_masks = np.ones(5)
-
-
-class MasksDisagree(Corridor):
-    def action_masks(self) -> Any:
-        return np.ones(5, np.bool_)
-
-
-class MaskMethodFails(Corridor):
-    def info(self) -> dict[str, Any]:
-        return {}
-
-    def action_masks(self) -> Any:
-        raise RuntimeError("not ready")
-
-
-class ConditionWithoutChoice(Corridor):
-    def mask(self) -> Any:
-        return {"head_1|head_0": np.array([[1, 1, 1], [0, 0, 0]])}
-
-
-class MaskAllowsTooMuch(Corridor):
-    def mask(self) -> Any:
-        return np.ones(5, np.int8)
-
-
 class SaysIllegal(Corridor):
     def step(self, action: Any) -> Any:
         is_illegal = action[0] == OPEN and action[1] == 2
         *rest, info = super().step(action)
         return *rest, {**info, "illegal_action": is_illegal}
-
-
-class RewardArray(Corridor):
-    def reward(self, has_opened: bool) -> Any:
-        return np.array([1.0])
-
-
-class RewardNaN(Corridor):
-    def reward(self, has_opened: bool) -> Any:
-        return float("nan") if has_opened else 0.0
-
-
-class RewardNone(Corridor):
-    def reward(self, has_opened: bool) -> Any:
-        return None
-
-
-class EndsAreNumbers(Corridor):
-    def step(self, action: Any) -> Any:
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, int(terminated), int(truncated), info
-
-
-class EndsAreArrays(Corridor):
-    def step(self, action: Any) -> Any:
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated, np.full(2, truncated), info
-
-
-class OldStep(Corridor):
-    def step(self, action: Any) -> Any:
-        observation, reward, terminated, truncated, info = super().step(action)
-        return observation, reward, terminated or truncated, info
-
-
-class OldReset(Corridor):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=seed)[0]
 
 
 class NoSeed(Corridor):
@@ -315,16 +197,6 @@ class NoSecondReset(Corridor):
         if getattr(self, "time", 0):
             raise RuntimeError("only once")
         return super().reset(seed=seed)
-
-
-class SeedIgnored(Corridor):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset()
-
-
-class GlobalRandomness(Corridor):
-    def reward(self, has_opened: bool) -> Any:
-        return float(np.random.default_rng().uniform())
 
 
 class KeepsState(Corridor):
@@ -340,48 +212,92 @@ class KeepsState(Corridor):
         return float(self.n_resets)
 
 
-class CannotBeMade(Corridor):
-    def __init__(self) -> None:
-        raise RuntimeError("no licence")
+BYTES, NUMBERS = spaces.Box(0, 255, (3,), np.uint8), spaces.Box(-np.inf, np.inf, (3,), np.float32)
+PAIR = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
+ONES, NO_DOOR = np.ones(5, np.int8), np.array([[1, 1, 1], [0, 0, 0]])
 
 
 @pytest.mark.parametrize(
     ("env", "check", "message"),
     [
-        (WrongShape, "observations", r"has shape \(2,\).*\(3,\) at the first reset"),
-        (FloatBytes, "observations", "has dtype float64; the space has uint8"),
-        (OutOfBounds, "observations", r"is 1\.5 at \[1\], outside -1\.0 to 1\.0, at step"),
-        (NotANumber, "observations", "inf, which is not finite"),
-        (MissingKey, "observations", "is a dict with other keys"),
-        (UnknownSpace, "observation space", "Text"),
-        (UnknownActions, "action space", "Text"),
-        (WrongSpec, "action space", r"sizes \(2, 2\)"),
-        (MaskDisappears, "masks", "is missing at step 2"),
-        (MaskAppearsLate, "masks", "appears for the first time at step 1"),
-        (MaskTooLong, "masks", r"shape \(6,\).*array of 5"),
-        (MaskWithoutChoice, "masks", "head 'head_1' without a legal choice at step 3"),
-        (MaskUnknownHead, "masks", "no head 'doors'"),
-        (MaskOfLogits, "masks", "at the first reset.*holds -inf for head 'head_0'"),
-        (MaskUnread, "masks", "action_mask, which is not read"),
-        (MaskAttribute, "masks", "action_masks of the environment is an ndarray"),
-        (MasksDisagree, "masks", r"differs from action_masks\(\) at the first reset"),
-        (MaskMethodFails, "masks", r"raised RuntimeError: not ready \(test_check\.py, line \d+\)"),
-        (ConditionWithoutChoice, "masks", "head 'head_1' .* when 'head_0' is 1, which is legal"),
-        (MaskAllowsTooMuch, "legal actions", r"raised ValueError: door \d is locked \(test_check"),
-        (SaysIllegal, "legal actions", "info.'illegal_action'. is true .* conditional mask"),
-        (RewardArray, "rewards", r"an array of shape \(1,\)"),
-        (RewardNaN, "rewards", "the reward is nan at step"),
-        (RewardNone, "rewards", "is a NoneType"),
-        (EndsAreNumbers, "ends", "terminated is 0 at step 1; True or False"),
-        (EndsAreArrays, "ends", "truncated is array"),
-        (OldStep, "step", "returned a tuple of 4"),
-        (OldReset, "reset", r"returned an array of shape \(3,\)"),
-        (NoSeed, "reset", r"reset\(seed=0\) .* raised TypeError"),
+        (observing(lambda _, seen: seen[:2]), "observations", r"\(2,\).*\(3,\) at the first reset"),
+        (
+            observing(lambda *_: np.full(3, 0.5), observation_space=BYTES),
+            "observations",
+            "float64.* uint8",
+        ),
+        (observing(set_at(1, 1.5, 4)), "observations", r"1\.5 at \[1\].* -1\.0 to 1\.0, at step"),
+        (observing(set_at(2, np.inf, 3), observation_space=NUMBERS), "observations", "holds inf"),
+        (observing(lambda *_: {"a": 0}, observation_space=PAIR), "observations", "dict .*keys"),
+        (broken(observation_space=spaces.Text(10)), "observation space", "Text"),
+        (broken(action_space=spaces.Text(10)), "action space", "Text"),
+        (broken(action_spec=ActionSpec.independent([2, 2])), "action space", r"sizes \(2, 2\)"),
+        (
+            broken(info=lambda self: Corridor.info(self) if self.time < 2 else {}),
+            "masks",
+            "'action_mask'.* at step 2",
+        ),
+        (MaskAppearsLate, "masks", "'action_mask'.* at step 1"),
+        (masking(lambda _: np.ones(6, np.int8)), "masks", r"shape \(6,\).* 5"),
+        (
+            masking(lambda self: (np.array([1, 0], np.int8), np.full(3, self.time < 3, np.int8))),
+            "masks",
+            "'head_1' .* at step 3",
+        ),
+        (masking(lambda _: {"doors": np.ones(3)}), "masks", "'doors'"),
+        (
+            masking(lambda self: [np.where(m, 0.0, -np.inf) for m in Corridor.mask(self)]),
+            "masks",
+            "at the first reset.* -inf for head 'head_0'",
+        ),
+        (
+            broken(info=lambda _: {}, action_mask=lambda _: ONES),
+            "masks",
+            "action_mask, which is not read",
+        ),
+        (broken(action_masks=ONES), "masks", "action_masks .* an ndarray"),
+        (broken(action_masks=lambda _: ONES), "masks", r"action_masks\(\) at the first reset"),
+        (
+            broken(info=lambda _: {}, action_masks=raising("not ready")),
+            "masks",
+            r"RuntimeError: not ready \(test_check\.py, line \d+\)",
+        ),
+        (
+            masking(lambda _: {"head_1|head_0": NO_DOOR}),
+            "masks",
+            "'head_1' .* 'head_0' is 1",
+        ),
+        (masking(lambda _: ONES), "legal actions", r"ValueError: door \d is locked \(test_check"),
+        (SaysIllegal, "legal actions", "'illegal_action'"),
+        (broken(reward=lambda *_: np.array([1.0])), "rewards", r"an array of shape \(1,\)"),
+        (broken(reward=lambda _, is_end: np.nan if is_end else 0.0), "rewards", "nan at step"),
+        (broken(reward=lambda *_: None), "rewards", "is a NoneType"),
+        (stepping(lambda o, r, a, b, info: (o, r, int(a), b, info)), "ends", "is 0 at step 1"),
+        (
+            stepping(lambda o, r, a, b, info: (o, r, a, np.full(2, b), info)),
+            "ends",
+            "truncated is array",
+        ),
+        (stepping(lambda o, r, a, b, info: (o, r, a or b, info)), "step", "a tuple of 4"),
+        (
+            broken(reset=lambda self, *, seed=None: Corridor.reset(self, seed=seed)[0]),
+            "reset",
+            r"an array of shape \(3,\)",
+        ),
+        (NoSeed, "reset", r"reset\(seed=0\) .* TypeError"),
         (NoSecondReset, "reset", r"reset\(\) at the reset after step \d+ raised RuntimeError"),
-        (SeedIgnored, "seeding", "another first observation each time.*np_random"),
-        (GlobalRandomness, "seeding", "another reward at step 1"),
-        (KeepsState, "seeding", "another reward at step 1"),
-        (CannotBeMade, "environment", "making it raised RuntimeError: no licence"),
+        (
+            broken(reset=lambda self, *, seed=None: Corridor.reset(self)),
+            "seeding",
+            "first observation each time.*np_random",
+        ),
+        (
+            broken(reward=lambda *_: float(np.random.default_rng().uniform())),
+            "seeding",
+            "reward at step 1",
+        ),
+        (KeepsState, "seeding", "reward at step 1"),
+        (broken(__init__=raising("no licence")), "environment", "RuntimeError: no licence"),
     ],
 )
 def test_what_is_broken_is_found(env: type[Corridor], check: str, message: str) -> None:
@@ -407,13 +323,6 @@ class TerminatesAtLimit(Corridor):
     def step(self, action: Any) -> Any:
         observation, reward, _, _, info = super().step(action)
         return observation, reward, self.time >= 7, False, info
-
-
-class LargeNumbers(Corridor):
-    observation_space = spaces.Box(0.0, 1e4, (3,), np.float32)
-
-    def observe(self) -> Any:
-        return np.array([0.5, 500.0 * self.time, 0.1], np.float32)
 
 
 class FixedStart(Corridor):
@@ -469,12 +378,6 @@ class ReusesItsArray(Corridor):
         return self.array
 
 
-class Slow(Corridor):
-    def reward(self, has_opened: bool) -> Any:
-        time.sleep(0.005)
-        return 1.0
-
-
 class Continuous(Corridor):
     high = np.inf
 
@@ -498,16 +401,23 @@ class WideContinuous(Continuous):
         (Endless, "episodes", "none ended within 60 steps.*TimeLimit"),
         (lambda: TimeLimit(Endless(), 100), "episodes", "its time limit is 100 steps"),
         (TerminatesAtLimit, "episodes", "exactly 7 steps.*truncated=True"),
-        (LargeNumbers, "observation scale", r"feature 1 .*normalize_observations=True"),
-        (WrongDtype, "observations", "has dtype float64 and the space float32"),
-        (NotAnArray, "observations", "is a list and not a NumPy array"),
+        (
+            observing(
+                lambda env, _: np.array([0.5, 500.0 * env.time, 0.1], np.float32),
+                observation_space=spaces.Box(0.0, 1e4, (3,), np.float32),
+            ),
+            "observation scale",
+            r"feature 1 .*normalize_observations=True",
+        ),
+        (observing(lambda _, seen: seen.astype(np.float64)), "observations", "float64 .* float32"),
+        (observing(lambda _, seen: seen.tolist()), "observations", "is a list"),
         (FixedStart, "seeding", "same first observation"),
         (NeverIllegal, "masks", "nothing was ever illegal"),
         (NeverIllegal, "rewards", "all 0 during 60 random steps"),
         (HoldsAnObject, "exact resume", r"HoldsAnObject\.simulator is an object.*state_dict"),
         (HidesItsState, "exact resume", "another reward at step 1.*state_dict"),
         (ReusesItsArray, "observations", "the same array .* return a copy"),
-        (Slow, "speed", "AsyncVectorEnv"),
+        (broken(reward=lambda *_: time.sleep(0.005) or 1.0), "speed", "AsyncVectorEnv"),
         (Continuous, "action bounds", "infinite.*log_std_init"),
         (WideContinuous, "action bounds", "span 1000.*RescaleAction"),
     ],

@@ -515,37 +515,44 @@ def test_returns_that_never_vary_leave_the_scale_alone() -> None:
 
 def test_mistakes_are_named() -> None:
     agent = make_agent()
-    with pytest.raises(ActionSpecError, match="the policy was built for heads"):
+    with pytest.raises(ActionSpecError, match=r"\('head_0', 'head_1'\) of sizes \(2, 2\)"):
         PPOAgent(ActionSpec.independent([2, 2]), agent.policy)
-    with pytest.raises(RolloutError, match="the buffer is empty"):
+    with pytest.raises(RolloutError, match="empty"):
         agent.update(agent.make_buffer(2, 3))
     crowded = make_agent(n_minibatches=5)
     with pytest.raises(ConfigError, match=r"n_minibatches is 5.*4 sequences"):
         crowded.update(fill(crowded))
-    observations, state = torch.zeros(3, OBSERVATION_SIZE), agent.initial_state(3)
-    with pytest.raises(ShapeError, match=r"state has shape \(2, 16\); \[batch, 16\]"):
-        agent.act(observations, None, state[:2])
-    with pytest.raises(ShapeError, match="at least 1"):
-        agent.act(observations[:0], None, state[:0])
-    with pytest.raises(DtypeError, match=r"observations has dtype torch\.float64; torch\.float32"):
-        agent.act(observations.double(), None, state)
-    with pytest.raises(DeviceError, match="observations is on meta; the policy is on cpu"):
-        agent.act(observations.to("meta"), None, state)
-    with pytest.raises(ShapeError, match=r"episode_starts has shape \(2,\)"):
-        agent.act(observations, None, state, torch.zeros(2, dtype=torch.bool))
-    with pytest.raises(DtypeError, match=r"episode_starts has dtype torch\.float32"):
-        agent.act(observations, None, state, torch.zeros(3))
-    with pytest.raises(DtypeError, match="episode_starts is a ndarray"):
-        agent.act(observations, None, state, np.zeros(3, bool))  # type: ignore[arg-type]
-    with pytest.raises(TensorError, match="observations is a ndarray"):
-        agent.act(observations.numpy(), None, state)  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match=r"observations has shape \(\)"):
-        agent.value(torch.zeros(()), state)
     other = make_agent(spec=ActionSpec.independent([4, 2, 3]))
-    with pytest.raises(ActionSpecError, match="made for other actions"):
+    with pytest.raises(ActionSpecError, match="make_buffer"):
         agent.update(fill(other))
     with pytest.raises(ConfigError, match=r"clip_range is -0\.1"):
         PPOConfig(clip_range=-0.1)
+
+
+SEEN = torch.zeros(3, OBSERVATION_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"state": torch.zeros(2, 16)}, ShapeError, r"state has shape \(2, 16\)"),
+        ({"observations": SEEN[:0]}, ShapeError, r"observations has shape \(0, "),
+        ({"observations": torch.zeros(())}, ShapeError, r"observations has shape \(\)"),
+        ({"observations": SEEN.double()}, DtypeError, r"observations has dtype torch\.float64"),
+        ({"observations": SEEN.to("meta")}, DeviceError, "observations is on meta"),
+        ({"observations": SEEN.numpy()}, TensorError, "observations is an ndarray"),
+        ({"episode_starts": torch.zeros(2).bool()}, ShapeError, r"episode_starts .*\(2,\)"),
+        ({"episode_starts": torch.zeros(3)}, DtypeError, r"episode_starts .*float32"),
+        ({"episode_starts": np.zeros(3, bool)}, DtypeError, "episode_starts is an ndarray"),
+    ],
+)
+def test_tensors_that_an_agent_cannot_act_on_are_named(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    agent = make_agent()
+    arguments = {"observations": SEEN, "masks": None, "state": agent.initial_state(3)}
+    with pytest.raises(error, match=message):
+        agent.act(**{**arguments, **changes})
 
 
 def test_rates_can_be_changed_between_updates() -> None:

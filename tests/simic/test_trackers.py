@@ -47,8 +47,6 @@ def test_tensorboard_shows_interrupted_and_resumed_training_as_one(tmp_path: Pat
 def test_an_unknown_tracker_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'tensorbord'.*Did you mean 'tensorboard'"):
         Tracker("tensorbord", tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"trackio_dir.*'csv'"):
-        Tracker("csv", tmp_path / "run", trackio_dir=tmp_path)
 
 
 def read_csv(folder: Path) -> list[dict[str, str]]:

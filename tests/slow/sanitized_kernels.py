@@ -58,32 +58,16 @@ def check_advantages() -> None:
             )
 
 
-def check_convolutions() -> None:
-    from esper.populations import stacked_conv
-
-    kernel: Any = stacked_conv._kernel  # type: ignore[attr-defined]
-    sizes = product((1, 3), (1, 5, 7), (1, 2, 13), (1, 3), (1, 2, 5), (1, 3, 9, 17))
-    for variant in range(len(kernel.variants())):
-        kernel.choose(variant)
-    for number, (hosts, n_in, n_out, height, width, samples) in enumerate(sizes):
-        kernel.choose(number % len(kernel.variants()))
-        x = odd(hosts, n_in, height, width, samples, offset=number % 3).requires_grad_()
-        weight = odd(hosts, n_out, n_in, 3, 3, offset=number % 5).requires_grad_()
-        bias = odd(hosts, n_out, offset=1).requires_grad_()
-        stacked_conv.stacked_conv2d(x, weight, bias, padding=1).sum().backward()
-
-
 if __name__ == "__main__":
     kernels, n_threads, tests = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     finder = SanitizedKernels(kernels)
     sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    for name in ("populations.stacked_conv", "populations.vector_hosts", "simic.agent.advantages"):
+    for name in ("populations.vector_hosts", "simic.agent.advantages"):
         import_module(f"esper.{name}")
     import_module("esper.simic.policy.distribution")
     assert len(finder.found) == len(list(kernels.glob("*.so"))), finder.found
     torch.set_num_threads(n_threads)
     check_advantages()
-    check_convolutions()
     torch.set_num_threads = lambda _: None  # the tests' conftest asks for one thread
     settings.register_profile("sanitized", deadline=None, max_examples=20, derandomize=True)
     options = ["-q", "-x", "--hypothesis-profile=sanitized"]

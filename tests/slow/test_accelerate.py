@@ -128,7 +128,7 @@ def test_a_training_resumes_bit_for_bit_in_the_middle_of_a_life(tmp_path: Path) 
 def test_a_controller_that_waits_leaves_training_as_it_is(options: dict[str, Any]) -> None:
     results = []
     for grown in (True, False):
-        loop = Loop("wait", grown=grown, **options)
+        loop = Loop("no-growth", grown=grown, **options)
         for _ in range(2):
             loop.run_epoch()
         results.append(loop.tensors())

@@ -128,7 +128,7 @@ FIXED: list[Any] = [
     "",
     "x",
     "shipped",
-    "wait",
+    "no-growth",
     "cpu",
     "\0",
     "a" * 5000,
@@ -174,7 +174,7 @@ Call = tuple[Callable[..., Any], dict[str, Any]]
 def calls() -> dict[str, Call]:
     """Return public functions, each with arguments that it accepts."""
     policy = RecurrentPolicy(SPEC, 3, PolicyConfig(feature_size=2, lstm_size=1))
-    grow = {"train_data": (X, Y), "val_data": (X, Y), "budget": 1, "controller": "wait"}
+    grow = {"train_data": (X, Y), "val_data": (X, Y), "epochs": 1, "controller": "no-growth"}
     advantages = {"rewards": ZEROS, "values": ZEROS, "next_values": ZEROS, "terminated": FLAGS}
     advantages |= {"truncated": FLAGS, "gamma": 0.9, "gae_lambda": 0.9}
     return {
@@ -232,7 +232,7 @@ def every_case() -> Iterator[Callable[[], str | None]]:
     """Yield a call for each argument and setting with each value, the others being good."""
     for name, (function, good) in CALLS.items():
         for argument, value in product(good, FIXED):
-            is_work = argument == "budget" and isinstance(value, int) and 2 < value < 2**63
+            is_work = argument == "epochs" and isinstance(value, int) and 2 < value < 2**63
             if not (name == "grow" and is_work):
                 yield partial(accept_or_reject, function, **{**good, argument: value})
     for section in SECTIONS:
@@ -266,8 +266,8 @@ def test_functions_reject_any_argument_by_name(
     counts: Counter[str], case: tuple[str, dict[str, Any]]
 ) -> None:
     name, arguments = case
-    if name == "grow" and isinstance(arguments["budget"], int) and arguments["budget"] > 2:
-        arguments["budget"] = 10**30  # anything less is work that may take this long
+    if name == "grow" and isinstance(arguments["epochs"], int) and arguments["epochs"] > 2:
+        arguments["epochs"] = 10**30  # anything less is work that may take this long
     counts["arguments"] += 1
     with bounded():
         accept_or_reject(CALLS[name][0], **arguments)
@@ -358,7 +358,7 @@ WORDS += [
 ]
 ARGUMENTS = st.lists(st.sampled_from(OPTIONS) | st.sampled_from(WORDS), max_size=4)
 # Served until it is stopped; the others would do minutes of work on good arguments.
-LONG_WORK = {"dashboard", "evaluate", "compare", "headroom", "grow"}
+LONG_WORK = {"dashboard", "evaluate", "compare", "grow"}
 
 
 @pytest.fixture(scope="module")
@@ -487,7 +487,7 @@ PARTS += ["?", "&", "=", "env", "episode", "nan", "x" * 3000, "é", "#", "%", "s
 LINES = [
     "Host: {host}",
     "Host: evil",
-    "Cookie: {cookie}",
+    "Authorization: Bearer {token}",
     "Origin: http://evil",
     "Content-Length: 9",
 ]
@@ -505,7 +505,7 @@ METHODS = ["GET", "HEAD", "POST", "OPTIONS", "DELETE", "", "G\0T", "CONNECT"]
 def test_any_request_is_answered_or_dropped(
     counts: Counter[str], served: Served, method: str, path: str, lines: list[str], body: bytes
 ) -> None:
-    known = {"host": served.host, "cookie": served.cookie}
+    known = {"host": served.host, "token": served.token}
     head = [f"{method} /{path} HTTP/1.1", *(line.format(**known) for line in lines)]
     counts["requests"] += 1
     start = time.monotonic()

@@ -222,7 +222,7 @@ def test_a_training_resumes_within_an_epoch_and_from_last_and_is_tested_at_its_b
 def test_a_controller_that_waits_leaves_training_as_it_is(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_epochs": 3, "enable_checkpointing": False}
     options |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
-    grown, _, _ = fit(tmp_path, growth={"controller": "wait"}, **options)
+    grown, _, _ = fit(tmp_path, growth={"controller": "no-growth"}, **options)
     pl.seed_everything(1, verbose=False)
     plain = DigitNet()
     make(tmp_path, **options).fit(plain, *loaders())
@@ -282,7 +282,7 @@ def test_a_metric_that_is_not_logged_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'val_f1'.*val_acc"):
         fit(tmp_path, growth={"score": "val_f1"}, max_epochs=1, enable_checkpointing=False)
     with pytest.raises(ConfigError, match=r"'controler'.*'controller'"):
-        callback(controler="wait")
+        callback(controler="no-growth")
 
 
 SCRIPT = """

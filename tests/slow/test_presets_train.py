@@ -7,6 +7,7 @@ import pytest
 import esper
 from esper.cli.main import main
 from esper.config.toml import preset_names
+from esper.training import expectations, lessons
 
 pytestmark = pytest.mark.slow
 
@@ -17,8 +18,16 @@ _WORDS = (
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_trains(
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lessons, "N_BLOCKS", 1)
+    monkeypatch.setattr(lessons, "BLOCK", 6)
+    monkeypatch.setattr(expectations, "N_HOSTS", 6)
     folder = tmp_path / name
     assert main(["train", "--preset", name, *_WORDS.split(), "--run-dir", str(folder)]) == 0
     assert esper.load_run(folder).state == "done"
-    assert capsys.readouterr().err == ""
+    assert "esper: " not in capsys.readouterr().err  # only progress

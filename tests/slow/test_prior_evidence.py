@@ -15,7 +15,7 @@ from tests.tamiyo.fresh_controllers import fresh_controller
 
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.lifecycle.factored_actions import Op
-from esper.tamiyo import WaitController, save_controller
+from esper.tamiyo import NoGrowth, save_controller
 from esper.tasks import make_task
 
 pytestmark = pytest.mark.slow
@@ -77,9 +77,9 @@ def test_the_whole_evidence_on_six_tasks(
     arms = results["prices"]["0.3"]
     assert set(arms) == set(modules["report"].LABELS)
     assert np.shape(arms["learned"]["score"]) == np.shape(arms["wrong task"]["score"]) == (2, 6)
-    plain = run_episodes(make_envs(6), WaitController(), seed=modules["blocks"].FIRST["evaluation"])
-    np.testing.assert_allclose(arms["wait"]["score"], plain.scores[None], atol=1e-4)
-    np.testing.assert_allclose(arms["wait"]["flops"], 1.0, atol=1e-4)
+    plain = run_episodes(make_envs(6), NoGrowth(), seed=modules["blocks"].FIRST["evaluation"])
+    np.testing.assert_allclose(arms["no-growth"]["score"], plain.scores[None], atol=1e-4)
+    np.testing.assert_allclose(arms["no-growth"]["flops"], 1.0, atol=1e-4)
 
     modules["run"].main()
     assert files == {path: path.stat().st_mtime_ns for path in files}
@@ -90,11 +90,11 @@ def test_results_at_a_share_of_the_budget_are_those_of_stopping_there(
     modules: dict[str, Any],
 ) -> None:
     blocks, envs, seed = modules["blocks"], make_envs(3, price=0.1), 100_000
-    result = blocks._run(make_envs(3), WaitController(), seed)
+    result = blocks._run(make_envs(3), NoGrowth(), seed)
     for stop, share in list(enumerate(blocks.STOPS))[:4:3]:
         for host, budget in enumerate(result["budget"]):
             after = int(np.ceil(round(share * budget, 6)))
-            alone = run_episodes(envs, WaitController(finish_after=after), seed=seed)
+            alone = run_episodes(envs, NoGrowth(finish_after=after), seed=seed)
             assert alone.n_epochs[host] == after
             assert result["score"][host][stop] == pytest.approx(alone.scores[host], abs=1e-5)
             assert result["flops"][host][stop] == pytest.approx(alone.flops[host], abs=1e-5)

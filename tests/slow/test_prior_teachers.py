@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from esper.tasks.prior import nuisances, teachers
-from esper.tasks.prior.teachers import CLASSIFYING, REGRESSING, Lesson
+from esper.tasks.prior.teachers import CLASSIFYING, REGRESSING, LabelledInputs
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ def make_rng(seed: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def fit(lesson: Lesson, *, n_train: int, n_classes: int) -> float:
+def fit(lesson: LabelledInputs, *, n_train: int, n_classes: int) -> float:
     """Return the score on held-out samples of a wide MLP that is trained on a lesson."""
     inputs = lesson.inputs.reshape(len(lesson.inputs), -1)
     x = torch.from_numpy(nuisances.standardize(inputs, like=inputs[:n_train]))
@@ -84,5 +84,5 @@ def test_the_teacher_of_images_can_be_learned() -> None:
         for dx in range(-2, 3)
     ]
     moments = np.stack([pair.mean((1, 2)) for pair in pairs] + [images.mean((1, 2))], axis=1)
-    gain = fit(Lesson(moments, lesson.targets), n_train=1200, n_classes=3)
+    gain = fit(LabelledInputs(moments, lesson.targets), n_train=1200, n_classes=3)
     assert gain > labels.bincount().max() / 1800 + 0.1

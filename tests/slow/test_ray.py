@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simic.rollout.test_crew import die, die_once, double, jobs_of
+from tests.simic.rollout.test_worker_pool import die, die_once, double, jobs_of
 from tests.training.test_shards import at_step, sharded
 from tests.training.tiny import liveliness, run_digests
 
 from esper.config.run import RunConfig
 from esper.errors import TaskError, WorkerError
 from esper.simic.rollout import ray_cluster
-from esper.simic.rollout.jobs import Job, Parcel, Parcels, Workplace
+from esper.simic.rollout.jobs import Job, Payload, Payloads, WorkerContext
 from esper.simic.rollout.ray_cluster import RayPool
 from esper.tasks import make_task, registry
 from esper.tasks.registry import register_task
@@ -332,12 +332,14 @@ def test_a_dead_ray_worker_is_replaced_soon(
     assert [result.value[0] for result in pool.run(jobs_of(2))] == [0, 2]
 
 
-def make_much(place: Workplace, request: int, parcels: Parcels) -> tuple[Any, dict[str, Parcel]]:
-    return None, {"much": Parcel(bytes(request))}
+def make_much(
+    context: WorkerContext, request: int, payloads: Payloads
+) -> tuple[Any, dict[str, Payload]]:
+    return None, {"much": Payload(bytes(request))}
 
 
 def test_a_full_object_store_is_named(pool: RayPool) -> None:
-    much = Job(function=double, request=1, parcels={"state": Parcel(bytes(2 * STORE_BYTES))})
+    much = Job(function=double, request=1, payloads={"state": Payload(bytes(2 * STORE_BYTES))})
     with pytest.raises(
         WorkerError, match=r"200,000,000 bytes .*OutOfDisk.*envs_per_shard"
     ) as caught:

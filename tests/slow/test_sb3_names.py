@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from esper.simic import PPO, Checkpoint, Evaluate, PPOConfig, evaluate, sb3_names
+from esper.config import sb3_names
+from esper.simic import PPO, Checkpoint, Evaluate, PPOConfig, evaluate
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +40,7 @@ def their_functions() -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("name", sb3_names.ARGUMENTS)
+@pytest.mark.parametrize("name", sorted(sb3_names.ARGUMENTS.keys() - {"NetworkConfig"}))
 def test_every_argument_is_known(name: str) -> None:
     ours: Any = {"PPO": PPO, "evaluate": evaluate, "Evaluate": Evaluate, "Checkpoint": Checkpoint}
     accepted = set(inspect.signature(ours.get(name) or getattr(PPO, name)).parameters)

@@ -96,29 +96,3 @@ def test_weights_and_biases_continues_the_same_run_offline(tmp_path: Path) -> No
                 found[-1][number] = json.loads(items["rollout/ep_rew_mean"])
     assert names == {(tmp_path / "wandb-id").read_text()}
     assert found == [{n: n / 4 for n in numbers} for numbers in ((1, 2, 3), (2, 3, 4, 5))]
-
-
-def test_trackio_continues_the_same_run(tmp_path: Path) -> None:
-    pytest.importorskip("trackio")
-    environment = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    for first, last in ((1, 3), (4, 6)):
-        send("trackio", run_dir, first, last, **environment)
-    script = (
-        "import json; from trackio.sqlite_storage import SQLiteStorage as S\n"
-        "runs = S.get_runs('esper')\n"
-        "print(json.dumps([runs, *[S.get_logs('esper', run) for run in runs]]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-        check=True,
-    )
-    names, *logs = json.loads(done.stdout)
-    assert len(names) == 1
-    assert names[0].startswith("run-")
-    rewards = {log["step"]: log["rollout/ep_rew_mean"] for log in logs[0] if "time/fps" in log}
-    assert rewards == {number: number / 4 for number in range(1, 7)}

@@ -213,7 +213,7 @@ def test_the_best_model_is_loaded_at_the_end(
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_a_controller_that_waits_leaves_training_as_it_is(kind: str, tmp_path: Path) -> None:
     options = {"num_train_epochs": 2, "gradient_accumulation_steps": 4, "save_strategy": "no"}
-    trainer, growth = make(kind, tmp_path, growth={"controller": "wait"}, **options)
+    trainer, growth = make(kind, tmp_path, growth={"controller": "no-growth"}, **options)
     trainer.train()
     plain, _ = make(kind, tmp_path, **options)
     plain.train()

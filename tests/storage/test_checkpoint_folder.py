@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from esper.errors import CheckpointError, ConfigError
-from esper.storage.checkpoint import CheckpointWarning, load_checkpoint
-from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, load_checkpoint
 from esper.storage.state import State
 from tests.storage.states import FACTS, exact, state_of, tensors
 
@@ -91,8 +90,8 @@ def test_the_latest_checkpoint_has_the_highest_step(tmp_path: Path) -> None:
         (),
     )
     assert exact(loaded.state) == exact(state_of(100))
-    assert loaded.manifest["made_with"]["torch"] == torch.__version__
-    assert loaded.manifest["devices"] == ["cpu"]
+    assert loaded.about["made_with"]["torch"] == torch.__version__
+    assert loaded.about["devices"] == ["cpu"]
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -133,9 +132,12 @@ def test_saving_a_step_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(state_of(1), step=5)
     folder.save(state_of(2), step=5)
-    (tmp_path / "step-000000005" / "state.json").write_bytes(b"damaged")
-    folder.save(state_of(3), step=5)
-    assert exact(folder.latest().state) == exact(state_of(3))
+    assert exact(folder.latest().state) == exact(state_of(2))
+    for name in ("state-2.json", "manifest.json"):
+        (tmp_path / "step-000000005" / name).write_bytes(b"damaged")
+        folder.save(state_of(3), step=5)
+        assert exact(folder.latest().state) == exact(state_of(3))
+        assert len(list((tmp_path / "step-000000005").iterdir())) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
 
 
@@ -177,21 +179,19 @@ def test_damaged_checkpoints_do_not_count_as_newest(tmp_path: Path) -> None:
 
 def test_other_files_and_folders_are_never_removed(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=1)
-    hidden = ".saving-step-000000001-" + "a" * 32
-    others = ["notes.txt", "step-1", "step-0000000001", ".saving-step-000000001-mine", "step-x"]
+    others = ["notes.txt", "step-1", "step-0000000001", ".step-000000001", "step-x"]
     for name in others[1:]:
         (tmp_path / name).mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / hidden).mkdir()
-    (tmp_path / hidden / "thesis.txt").write_text("mine")
     (tmp_path / "step-000000000").mkdir()
     (tmp_path / "step-000000000" / "thesis.txt").write_text("mine")
     for step in (1, 2):
-        folder.save(state_of(step), step=step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [*others, hidden, "step-000000000", "step-000000002"]
-    )
-    assert (tmp_path / hidden / "thesis.txt").read_text() == "mine"
+        (folder.save(state_of(step), step=step) / "notes.txt").write_text("mine")
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    kept = ["step-000000000", "step-000000000/thesis.txt", "step-000000001"]
+    kept += ["step-000000001/notes.txt", "step-000000002", "step-000000002/notes.txt"]
+    files = [*("checkpoint.json", "manifest.json", "state.json", "state.safetensors")]
+    assert found == sorted([*others, *kept, *(f"step-000000002/{name}" for name in files)])
 
 
 @pytest.mark.parametrize("step", [-1, True, 1.0, "3"])
@@ -211,7 +211,7 @@ def test_another_number_of_threads_is_warned_about(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        message = f"number of threads was {threads} and is now {threads + 1}"
+        message = f"threads was {threads} and is now {threads + 1}"
         with pytest.warns(CheckpointWarning, match=message):
             folder.latest()
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.storage.files import parse_json, read_json, replacing, write_atomic
+from esper.storage.files import parse_json, replacing, write_atomic
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600])
@@ -13,7 +13,7 @@ def test_a_file_is_replaced_and_gets_its_mode(mode: int, tmp_path: Path) -> None
     path = tmp_path / "a.json"
     path.write_text("old")
     write_atomic(path, '{"ä": 1}', mode=mode)
-    assert read_json(path) == {"ä": 1}
+    assert parse_json(path.read_bytes()) == {"ä": 1}
     assert path.stat().st_mode & 0o777 == mode
     assert list(tmp_path.iterdir()) == [path]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.storage.checkpoint import load_checkpoint
-from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.checkpoint_folder import CheckpointFolder, load_checkpoint
 from tests.storage import killed_saves
 from tests.storage.states import exact, state_of
 
@@ -48,9 +47,7 @@ def test_a_kill_at_any_system_call_leaves_the_old_or_the_new_checkpoint(
         assert len(found) == 1, moment
         step, version, _ = found[0]
         seen.add((step, version))
-        assert all(load_checkpoint(path) for path in folder.path.glob("step-*")), (
-            "a partial checkpoint"
-        )
+        assert all(load_checkpoint(folder.path / name) for name in folder.names())
         best = folder.best()
         assert loaded.step == step
         assert best is not None
@@ -66,30 +63,31 @@ def test_kills_at_random_times_lose_no_completed_checkpoint(tmp_path: Path) -> N
     assert _run("times", tmp_path) >= 15
 
 
-def test_files_are_flushed_before_the_rename_and_the_rename_before_save_returns(
+def test_files_are_flushed_before_the_manifest_and_the_manifest_before_save_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, str]] = []
-    fsync, rename = os.fsync, os.rename
+    fsync, replace = os.fsync, os.replace
 
     def watched_fsync(handle: int) -> None:
-        events.append(("fsync", os.readlink(f"/proc/self/fd/{handle}").rpartition("/")[2]))
+        name = os.readlink(f"/proc/self/fd/{handle}").rpartition("/")[2]
+        events.append(("fsync", "temporary" if name.startswith(".manifest") else name))
         fsync(handle)
 
-    def watched_rename(source: Path, target: Path) -> None:
-        events.append(("rename", target.name))
-        rename(source, target)
+    def watched_replace(source: Path, target: Path) -> None:
+        events.append(("replace", target.name))
+        replace(source, target)
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
-    monkeypatch.setattr(os, "rename", watched_rename)
+    monkeypatch.setattr(os, "replace", watched_replace)
     CheckpointFolder(tmp_path / "checkpoints").save(state_of(1), step=1)
-    hidden = next(name for _, name in events if name.startswith(".saving-"))
     assert events == [
         ("fsync", tmp_path.name),
+        ("fsync", "checkpoints"),
         ("fsync", "state.safetensors"),
         ("fsync", "state.json"),
-        ("fsync", "manifest.json"),
-        ("fsync", hidden),
-        ("rename", "step-000000001"),
-        ("fsync", "checkpoints"),
+        ("fsync", "checkpoint.json"),
+        ("fsync", "temporary"),
+        ("replace", "manifest.json"),
+        ("fsync", "step-000000001"),
     ]

@@ -7,7 +7,7 @@ import torch
 
 import esper
 from esper.tamiyo import load_shipped
-from esper.tamiyo.controllers.saved import SHIPPED_FOLDER, read_facts
+from esper.tamiyo.controllers.saved import SHIPPED_FOLDER, load_saved
 from tests.growing.own_models import MLP, digits
 
 MEGABYTE = 2**20
@@ -16,7 +16,7 @@ MEGABYTE = 2**20
 def test_it_loads_and_is_small() -> None:
     shipped = load_shipped()
     files = {path.name: path.stat().st_size for path in SHIPPED_FOLDER.iterdir()}
-    named = {"controller.safetensors", "controller.json", "CARD.md"}
+    named = {"controller.safetensors", "controller.json", "manifest.json", "CARD.md"}
     assert named <= files.keys() <= named | {"results.png"}
     assert files.get("results.png", 0) < 100_000
     assert sum(files.values()) < 5 * MEGABYTE
@@ -26,7 +26,7 @@ def test_it_loads_and_is_small() -> None:
 
 def test_its_card_is_short_and_names_the_training_command() -> None:
     card = (SHIPPED_FOLDER / "CARD.md").read_text()
-    assert read_facts(SHIPPED_FOLDER)["origin"]["command"] in card
+    assert load_saved(SHIPPED_FOLDER).origin["command"] in card
     assert len(card.splitlines()) <= 45
     for name in re.findall(r"\]\(([^)]*)\)", card):
         assert (SHIPPED_FOLDER / name).is_file()

@@ -68,9 +68,9 @@ def make_rng(seed: int = 0) -> np.random.Generator:
 
 def test_draws_are_within_their_ranges_and_recorded() -> None:
     for draw in draws():
-        for name, (least, most) in RANGES.items():
+        for name, (minimum, maximum) in RANGES.items():
             if name in draw.facts:
-                assert least <= draw.facts[name] <= most, name
+                assert minimum <= draw.facts[name] <= maximum, name
         for name in ("learning_rate", "batch_size", "batches_per_epoch", "n_epochs", "flop_price"):
             assert getattr(draw, name) == draw.facts[name]
         assert draw.n_classes == draw.facts["n_classes"]
@@ -87,9 +87,9 @@ def test_draws_are_within_their_ranges_and_recorded() -> None:
 
 @pytest.mark.parametrize("name", ["learning_rate", "n_epochs", "n_samples"])
 def test_ranges_are_used_evenly_on_a_logarithmic_scale(name: str) -> None:
-    least, most = RANGES[name]
+    minimum, maximum = RANGES[name]
     numbers = [draw.facts[name] for draw in draws() if kind_of(draw) in (*CLASSIFYING, *REGRESSING)]
-    places = [math.log(number / least) / math.log(most / least) for number in numbers]
+    places = [math.log(number / minimum) / math.log(maximum / minimum) for number in numbers]
     assert min(places) < 0.05
     assert max(places) > 0.95
     assert np.mean(places) == pytest.approx(0.5, abs=0.07)
@@ -141,7 +141,7 @@ def test_hosts_fit_their_data_and_have_one_to_four_slots() -> None:
         assert isinstance(draw.make_host, HostMaker)
         seen.add(draw.make_host)
         host = draw.make_host(3)
-        assert 1 <= len(slots(host)) <= PRIOR.most_slots == 4
+        assert 1 <= len(slots(host)) <= PRIOR.max_slots == 4
         outputs = host(draw.data.train.inputs[:5])
         assert outputs.shape[-1] >= max(draw.n_classes, 1)
         if isinstance(config_of(draw), GPTHostConfig):
@@ -315,7 +315,7 @@ def test_the_share_of_wrong_labels_is_exact_and_the_first_are_right() -> None:
 
 def test_rare_classes_are_merged() -> None:
     labels = np.repeat(np.arange(6), [1, 20, 0, 2, 30, 3])
-    merged, n_classes = nuisances.merge_rare_classes(labels, least=5)
+    merged, n_classes = nuisances.merge_rare_classes(labels, minimum=5)
     assert n_classes == 2
     assert np.bincount(merged).tolist() == [21, 35]
 
@@ -331,8 +331,8 @@ def test_every_split_gets_every_class_once_and_imbalance_drops_samples(share: fl
     assert tuple(len(part) for part in parts) == sizes
     assert len(np.unique(np.concatenate(parts))) == sum(sizes)
     assert sorted(labels[parts[0][:3]]) == [0, 1, 2]
-    for part, least in zip(parts, (1, 2, 1), strict=True):
-        assert np.bincount(labels[part], minlength=3).min() >= least
+    for part, minimum in zip(parts, (1, 2, 1), strict=True):
+        assert np.bincount(labels[part], minlength=3).min() >= minimum
     # Class 1 has 2/3 of all samples before, and as many of those kept.
     expected = 2 * share / (2 * share + 1)
     assert np.mean(labels[parts[0]] == 1) == pytest.approx(expected, abs=0.08)

@@ -112,27 +112,21 @@ def test_every_draw_is_validated() -> None:
         ({}, "'mine' has neither data nor draw"),
         ({"data": some_data(), "draw": lambda seed: None}, "'mine' has both data and draw"),
         ({"draw": lambda seed: None, "n_classes": 3}, "has draw and n_classes 3"),
-        ({"data": some_data(), "make_host": None}, "make_host of task 'mine' is None"),
-        ({"data": some_data(), "make_host": 7}, "make_host of task 'mine' is 7"),
-        ({"draw": 7}, "draw of task 'mine' is 7"),
-        ({"data": [1]}, r"data of task 'mine' is \[1\]"),
-        ({"data": [1] * 99}, "data of task 'mine' is a list"),
-        ({"data": some_data(), "budget": 5}, "budget of task 'mine' is 5"),
-        ({"data": some_data(), "metric": "accuracy"}, "metric of task 'mine' is 'accuracy'"),
-        ({"data": some_data(), "training": {}}, "training of task 'mine' is {}"),
-        ({"data": some_data(), "training": None}, "training of task 'mine' is None"),
-        ({"data": some_data(), "growth": {}}, "growth of task 'mine' is {}"),
-        ({"data": some_data(), "n_classes": 2.0}, r"task 'mine' has 2\.0 classes"),
-        ({"data": some_data(), "n_classes": True}, "task 'mine' has True classes"),
+        ({"data": some_data(), "make_host": None}, "make_host is None"),
+        ({"data": some_data(), "make_host": 7}, "make_host is 7"),
+        ({"draw": 7}, "draw is 7"),
+        ({"data": [1]}, r"data is \[1\]"),
+        ({"data": [1] * 99}, r"data is \[1, 1"),
+        ({"data": some_data(), "budget": 5}, "budget is 5"),
+        ({"data": some_data(), "metric": "accuracy"}, "metric is 'accuracy'"),
+        ({"data": some_data(), "training": {}}, "training is {}"),
+        ({"data": some_data(), "training": None}, "training is None"),
+        ({"data": some_data(), "growth": {}}, "growth is {}"),
+        ({"data": some_data(), "n_classes": 2.0}, r"n_classes is 2\.0"),
+        ({"data": some_data(), "n_classes": True}, "n_classes is True"),
         ({"data": some_data(), "make_host": lambda: 1}, r"make_host of task 'mine' takes \(\)"),
-        (
-            {"data": some_data(), "make_host": lambda *, seed: 1},
-            r"takes \(\*, seed\)",
-        ),
-        (
-            {"draw": lambda: 1},
-            r"draw of task 'mine' takes \(\)",
-        ),
+        ({"data": some_data(), "make_host": lambda *, seed: 1}, r"takes \(\*, seed\)"),
+        ({"draw": lambda: 1}, r"draw of task 'mine' takes \(\)"),
         ({"data": some_data(), "name": ""}, "name is ''"),
     ],
 )
@@ -158,16 +152,16 @@ def test_data_are_validated_before_classes_are_counted() -> None:
 def test_an_invalid_draw_is_rejected() -> None:
     with pytest.raises(BadDataError, match="draw of task 'mine' returned a dict"):
         a_task(draw=lambda seed: {}).sample(0)
-    for fields, error, message in (
-        ({"data": None}, BadDataError, "data of a TaskDraw is a NoneType"),
-        ({"learning_rate": "a"}, ConfigError, "learning_rate of a TaskDraw is 'a'"),
-        ({"learning_rate": math.nan}, ConfigError, "learning_rate of a TaskDraw is nan"),
-        ({"learning_rate": 0}, ConfigError, "learning_rate of a TaskDraw is 0"),
-        ({"make_host": 7}, TaskError, "make_host of a TaskDraw is 7"),
-        ({"metric": "accuracy"}, TaskError, "metric of a TaskDraw is 'accuracy'"),
+    for name, value in (
+        ("data", None),
+        ("learning_rate", "a"),
+        ("learning_rate", math.nan),
+        ("learning_rate", 0),
+        ("make_host", 7),
+        ("metric", "accuracy"),
     ):
-        draw_fields: dict[str, Any] = {"data": some_data(), "n_classes": 3, **fields}
-        with pytest.raises(error, match=message):
+        draw_fields: dict[str, Any] = {"data": some_data(), "n_classes": 3, name: value}
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}"):
             a_task(draw=lambda seed, given=draw_fields: TaskDraw(**given)).sample(0)
 
 
@@ -211,7 +205,7 @@ def test_scores_are_0_for_guessing_and_1_for_perfection() -> None:
     [(1.0, 1.0), (math.nan, 1.0), (0.0, math.inf), ("a", 1.0), (0.0, None), (False, 1.0)],
 )
 def test_a_metric_needs_two_finite_ends(worst: float, best: float) -> None:
-    with pytest.raises(TaskError, match="metric 'flat' has worst"):
+    with pytest.raises((ConfigError, TaskError), match="metric 'flat'"):
         Metric(name="flat", objective=CrossEntropy(), worst=worst, best=best)
 
 

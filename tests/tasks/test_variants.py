@@ -34,9 +34,9 @@ def test_hosts_are_divided_as_close_to_the_shares_as_possible() -> None:
 def test_shares_worked_by_hand() -> None:
     assert with_shares(0.15).share_out(64) == [54, 10]
     assert with_shares(0.15).share_out(2) == [1, 1]
-    assert with_shares(0.25, 0.25).share_out(10, least=2) == [5, 3, 2]
-    assert with_shares(0.15).share_out(1, least=2) == [2, 2]
-    assert with_shares().share_out(1, least=2) == [1]
+    assert with_shares(0.25, 0.25).share_out(10, minimum=2) == [5, 3, 2]
+    assert with_shares(0.15).share_out(1, minimum=2) == [2, 2]
+    assert with_shares().share_out(1, minimum=2) == [1]
 
 
 def test_each_design_is_a_task_with_the_same_budget() -> None:
@@ -53,13 +53,13 @@ def test_each_design_is_a_task_with_the_same_budget() -> None:
 @pytest.mark.parametrize(
     ("variants", "message"),
     [
-        (5, "variants of task 'digits' is 5"),
-        ((("cnn", 0.5),), "variants of task 'digits' is .*'cnn'"),
-        ([0.0], r"'spirals' the share 0\.0"),
-        ([1.0], r"the share 1\.0"),
-        ([True], "the share True"),
-        (["half"], "the share 'half'"),
-        ([float("nan")], "the share nan"),
+        (5, "variants is 5"),
+        ((("cnn", 0.5),), r"variants\[0\]\[0\] is 'cnn'"),
+        ([0.0], r"variants\[0\]\[1\] is 0\.0"),
+        ([1.0], "share of 1;"),
+        ([True], "is True"),
+        (["half"], "is 'half'"),
+        ([float("nan")], "is nan"),
         ([0.5, 0.6], r"share of 1\.1"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_variant_cannot_have_variants() -> None:
 
 def test_a_task_with_variants_is_rejected_where_one_design_is_needed() -> None:
     task = make_joint_task()
-    with pytest.raises(TaskError, match="'digits' has the variants 'digits'; a map"):
+    with pytest.raises(TaskError, match=r"'digits'.* a map"):
         task.require_one_design("a map")
     task.designs[1].require_one_design("a map")
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import math
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from esper.errors import ConfigError, StorageError, TelemetryError
-from esper.telemetry import TelemetryWriter, export
-from esper.telemetry.export import export_csv, export_parquet
+from esper.errors import StorageError, TelemetryError
+from esper.telemetry import TelemetryWriter
+from esper.telemetry.export import export_csv
 from esper.telemetry.records import RECORD_TYPES, TABLES, Record, RoundRecord
 from tests.telemetry.samples import FILE, example, notice, step
 
@@ -62,37 +61,6 @@ def test_csv_files_have_every_table(run: Path) -> None:
     with (run / "out" / "csv" / "rounds.csv").open(encoding="utf-8", newline="") as file:
         last = list(csv.DictReader(file))[-1]
     assert (last["ep_rew_mean"], last["ep_len_mean"]) == ("", "nan")
-
-
-def test_parquet_files_have_every_table_with_its_types(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(export, "BATCH_ROWS", 1)
-    paths = export_parquet(run, run / "out")
-    assert {path.name for path in paths} == {f"{name}.parquet" for name in TABLES}
-    for name in TABLES:
-        table = parquet.read_table(run / "out" / f"{name}.parquet")
-        names, expected = raw(run, name)
-        assert table.column_names == names
-        assert table.column(0).to_pylist() == [values[0] for values in expected]
-    steps = parquet.read_table(run / "out" / "steps.parquet").to_pylist()
-    assert math.isnan(steps[-1]["reward"])
-    assert (steps[-1]["value"], steps[-1]["score"]) == (-math.inf, 0.1 + 0.2)
-    assert steps[-1]["is_illegal"] is False
-    rounds = parquet.read_table(run / "out" / "rounds.parquet").to_pylist()
-    assert rounds[-1]["ep_rew_mean"] is None
-    assert math.isnan(rounds[-1]["ep_len_mean"])
-    assert parquet.read_table(run / "out" / "notices.parquet").to_pylist()[-1]["message"] == TEXT
-
-
-def test_a_missing_parquet_package_is_reported_with_the_install_command(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r'pip install "esper-lite\[parquet\]"'):
-        export_parquet(run, run / "out")
-    assert not (run / "out").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_reported(run: Path) -> None:

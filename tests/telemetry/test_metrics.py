@@ -82,7 +82,7 @@ def test_missing_values_are_omitted_and_nan_is_kept() -> None:
 def test_baselines_have_metrics_only_in_the_final_comparison() -> None:
     assert metrics_of(TUNING)["eval/mean_reward"] == 0.75
     assert metrics_of(FINAL)["final/random/score"] == 0.5
-    assert metrics_of(example(EvaluationRecord, arm="wait", purpose="tuning")) == {}
+    assert metrics_of(example(EvaluationRecord, arm="no-growth", purpose="tuning")) == {}
 
 
 def test_other_records_have_no_metrics() -> None:

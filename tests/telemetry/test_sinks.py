@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from collections.abc import Iterator
@@ -45,33 +44,25 @@ class FakeRun:
         self.logged.append((step, metrics))
 
     def finish(self) -> None:
-        print("all the best")
         self.is_finished = True
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
-    """Replace both trackers by fakes and return the runs they start."""
+    """Replace W&B by a fake and return the runs it starts."""
     found: list[FakeRun] = []
 
     def init(**options: Any) -> FakeRun:
-        print("welcome")
         found.append(FakeRun(options))
         return found[-1]
 
-    for name in ("wandb", "trackio"):
-        monkeypatch.setitem(
-            sys.modules, name, SimpleNamespace(init=init, finish=lambda: found[-1].finish())
-        )
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     return found
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_trackers_receive_only_metrics_at_their_rounds(
-    name: str, tmp_path: Path, runs: list[FakeRun]
-) -> None:
-    sink: Sink = make_sink(name, tmp_path, CONFIG)
+def test_trackers_receive_only_metrics_at_their_rounds(tmp_path: Path, runs: list[FakeRun]) -> None:
+    sink: Sink = make_sink("wandb", tmp_path, CONFIG)
     records = [step(1), update(1), round_(1), notice(1), evaluation(1), round_(2)]
     for record in records:
         sink.write(record)
@@ -84,70 +75,34 @@ def test_trackers_receive_only_metrics_at_their_rounds(
     assert run.options["project"] == "esper"
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_resumed_run_continues_its_tracker_run_and_another_run_does_not(
-    name: str, tmp_path: Path, runs: list[FakeRun]
+    tmp_path: Path, runs: list[FakeRun]
 ) -> None:
     folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
     for folder in folders:
         folder.mkdir(parents=True)
     moved = tmp_path / "c" / "run"
-    make_sink(name, folders[0], CONFIG).close()
-    make_sink(name, folders[1], CONFIG).close()
+    make_sink("wandb", folders[0], CONFIG).close()
+    make_sink("wandb", folders[1], CONFIG).close()
     moved.parent.mkdir()
     folders[0].rename(moved)
-    make_sink(name, moved, CONFIG).close()
-    key = "id" if name == "wandb" else "name"
-    first, other, again = (run.options[key] for run in runs)
+    make_sink("wandb", moved, CONFIG).close()
+    first, other, again = (run.options["id"] for run in runs)
     assert first == again != other
     assert all(run.options["resume"] == "allow" for run in runs)
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_training_that_starts_anew_in_the_same_folder_is_another_run(
-    name: str, tmp_path: Path, runs: list[FakeRun]
+    tmp_path: Path, runs: list[FakeRun]
 ) -> None:
     for first_step in (1, 101, 1):
-        tracker = make_tracker(name, tmp_path / "run", {"seed": 3}, first_step=first_step)
+        tracker = make_tracker("wandb", tmp_path / "run", {"seed": 3}, first_step=first_step)
         tracker.log({"loss": 0.5}, first_step)
         tracker.close()
-    key = "id" if name == "wandb" else "name"
-    first, resumed, anew = (run.options[key] for run in runs)
+    first, resumed, anew = (run.options["id"] for run in runs)
     assert first == resumed != anew
     assert [run.logged for run in runs] == [[(step, {"loss": 0.5})] for step in (1, 101, 1)]
     assert all(run.options["config"] == {"seed": 3} and run.is_finished for run in runs)
-
-
-def test_trackio_does_not_print_to_standard_output(
-    tmp_path: Path, runs: list[FakeRun], capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_sink("trackio", tmp_path, CONFIG).close()
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == "welcome\nall the best\n"
-    assert len(runs) == 1
-
-
-def test_trackio_keeps_its_database_where_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
-    monkeypatch.delitem(sys.modules, "trackio", raising=False)
-
-    def import_module(name: str) -> Any:
-        """Read the variable when it is imported, as Trackio does."""
-        assert name == "trackio"
-        found = SimpleNamespace(TRACKIO_DIR=Path(os.environ["TRACKIO_DIR"]))
-        found.init = lambda **options: FakeRun(options)
-        monkeypatch.setitem(sys.modules, name, found)
-        return found
-
-    monkeypatch.setattr("esper.telemetry.sinks.importlib.import_module", import_module)
-    make_tracker("trackio", tmp_path / "run", {}, trackio_dir=tmp_path / "database")
-    assert os.environ["TRACKIO_DIR"] == str(tmp_path / "database")
-    make_tracker("trackio", tmp_path / "run", {}, trackio_dir=tmp_path / "database")
-    with pytest.raises(ConfigError, match=r"trackio_dir.*other.*database"):
-        make_tracker("trackio", tmp_path / "run", {}, trackio_dir=tmp_path / "other")
 
 
 def test_a_row_of_a_csv_file_that_was_cut_short_is_written_again(tmp_path: Path) -> None:
@@ -179,7 +134,7 @@ def test_the_wandb_project_can_be_set_by_the_environment(
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")],
+    [("tensorboard", "tensorboardX"), ("wandb", "wandb")],
 )
 def test_a_missing_package_is_reported_with_the_install_command(
     name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +153,7 @@ def test_a_missing_package_is_reported_with_the_install_command(
 
 
 def test_an_unknown_sink_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"telemetry\.sinks .* Did you mean 'tensorboard'"):
+    with pytest.raises(ConfigError, match=r"'tensorbord'.* Did you mean 'tensorboard'"):
         make_sink("tensorbord", tmp_path, CONFIG)
     with pytest.raises(ConfigError, match=r"the tracker is 'wandbb'.* Did you mean 'wandb'"):
         make_tracker("wandbb", tmp_path, {})

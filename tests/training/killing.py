@@ -25,13 +25,12 @@ import torch._dynamo  # imported once here instead of in every process
 from esper.config.run import RunConfig
 from esper.environment.episodes import GrowthEpisodes
 from esper.simic.agent import PPOAgent
-from esper.storage.checkpoint import CheckpointWarning
-from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning
+from esper.tamiyo import FixedSchedule, LearnedController
 from esper.telemetry import TelemetryWriter, open_run
 from esper.telemetry.records import Record
 from esper.training.runs import resume, train
 from esper.training.state import RunParts
-from esper.training.stopping import StoppableController
 from esper.training.trainer import Trainer
 from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 
@@ -254,14 +253,14 @@ MANY = {
     "in the update": [at_call(PPOAgent, "_descend", 3)],
     "update recorded": [at_record("updates", round=2)],
     "round recorded": [at_record("rounds", round=2)],
-    "in the fixed schedule's trial": [at_call(StoppableController, "act", 15)],
-    "in an evaluation": [at_call(StoppableController, "act", 35)],
+    "in the fixed schedule's trial": [at_call(FixedSchedule, "act", 3)],
+    "in an evaluation": [at_call(LearnedController, "act", 5)],
     "evaluation recorded": [at_record("evaluations", round=2)],
     "saving, first call": [in_save(3, 1)],
     "saving, half way": [in_save(3, 8)],
     "saving, near the end": [in_save(3, 16)],
     "saving the best": [at_call(CheckpointFolder, "_remove_old", 3)],
-    "in the comparison": [at_record("evaluations", purpose="final", arm="wait")],
+    "in the comparison": [at_record("evaluations", purpose="final", arm="no-growth")],
     "in the summary": [in_summary()],
     "after the summary": [at_call(TelemetryWriter, "end_session")],
     "before the first checkpoint": [in_save(1, 3)],
@@ -295,7 +294,7 @@ PLANS: dict[str, Plan] = {
                 in_stage("blending"),
                 in_save(2, 8),
                 at_call(RunParts, "load"),
-                at_call(StoppableController, "act", 35),
+                at_call(LearnedController, "act", 5),
             ],
         },
     ),

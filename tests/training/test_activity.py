@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esper.reports.views import read_activity
+from esper.dashboard.views import read_activity
 from esper.training.activity import ActivityFile
 from esper.training.output import TrialProgress
 from tests.telemetry.samples import notice
@@ -80,5 +80,7 @@ def test_the_evaluations_before_the_first_round_are_seen(tmp_path: Path) -> None
     activity = Watched(tmp_path / "activity.json")
     trainer, _, _ = make_trainer(tiny_config(rounds=1), activity)
     trainer.run()
-    assert [("tuning", arm) for arm in ("wait", "fixed", "learned")] == list(dict.fromkeys(seen))
+    assert [("tuning", arm) for arm in ("no-growth", "fixed", "learned")] == list(
+        dict.fromkeys(seen)
+    )
     assert read_activity(tmp_path) is None

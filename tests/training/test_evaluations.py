@@ -13,7 +13,7 @@ from esper.lifecycle.factored_actions import Op
 from esper.simic.agent import PPOAgent, UpdateReport
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import split, to_nested
-from esper.tamiyo import LearnedController, WaitController
+from esper.tamiyo import LearnedController, NoGrowth
 from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecord
 from esper.training import trials
 from esper.training.runs import train
@@ -24,7 +24,7 @@ from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, liveliness, tiny_config
 
 N_BASELINES = 2
-"""Trials before the first round: of hosts left alone and of the fixed schedule."""
+"""Runs before the first round: no growth and the fixed schedule."""
 
 
 def config_of(**changes: Any) -> Any:
@@ -59,7 +59,7 @@ def test_evaluations_share_their_hosts_with_nothing_else(
     assert all(hosts == evaluated[0] for hosts in evaluated)
     trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
     finals = Trials(config, trainer.task, StopRequest(), is_final=True)
-    final, _ = finals.run(MakeNamed("wait"))
+    final, _ = finals.run(MakeNamed("no-growth"))
     assert len(trained) == 4
     assert len(evaluated[0]) == config.evaluation.n_eval_episodes
     assert len(set(final.draw_seeds.tolist())) == config.evaluation.n_final_episodes
@@ -72,11 +72,11 @@ def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     config = config_of(evaluation__n_final_episodes=5)
     task, shares = make_run_task(config), list[float]()
     finals = Trials(config, task, StopRequest(), is_final=True)
-    found, actions = finals.run(MakeNamed("wait"), shares.append)
+    found, actions = finals.run(MakeNamed("no-growth"), shares.append)
     envs = GrowthVectorEnv(
         task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
     )
-    whole = run_episodes(envs, WaitController(), seed=0)
+    whole = run_episodes(envs, NoGrowth(), seed=0)
     assert shares == sorted(shares)
     assert shares[0] == 0.0
     assert shares[-1] == pytest.approx(1.0)
@@ -87,7 +87,7 @@ def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     assert (actions[:, 4] == -1).all()
 
 
-def test_the_static_score_is_that_of_hosts_left_alone() -> None:
+def test_the_no_growth_score_is_that_of_held_out_hosts() -> None:
     config = config_of(rounds=1)
     seen = Seen()
     trainer, _, _ = make_trainer(config, seen)
@@ -96,10 +96,10 @@ def test_the_static_score_is_that_of_hosts_left_alone() -> None:
     envs = GrowthVectorEnv(
         trainer.task, n_hosts, reward=config.rewards, purpose="tuning", autoreset=False
     )
-    alone = run_episodes(envs, WaitController(), seed=trials.TRIAL_SEED)
+    alone = run_episodes(envs, NoGrowth(), seed=trials.TRIAL_SEED)
     first = next(record for record in seen.records if isinstance(record, EvaluationRecord))
-    assert first.arm == "wait"
-    assert trainer.parts.progress.static_score == first.score_mean == alone.scores.mean()
+    assert first.arm == "no-growth"
+    assert trainer.parts.progress.no_growth_score == first.score_mean == alone.scores.mean()
 
 
 def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,19 @@ from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.telemetry.records import EvaluationRecord, NoticeRecord
-from esper.training import fixed_schedule, trials
-from esper.training.fixed_schedule import best_stop, make_fixed, plan_growth, returns_by_stop
+from esper.training import trials
 from esper.training.runs import train
 from esper.training.setup import make_run_task, make_trial_envs
 from esper.training.stopping import Stopped, StopRequest
-from esper.training.trials import TRIAL_SEED, MakeFixed, Trials
+from esper.training.trials import (
+    TRIAL_SEED,
+    MakeFixed,
+    Trials,
+    best_stop,
+    make_fixed,
+    plan_growth,
+    returns_by_stop,
+)
 from tests.joint_tasks import NAME
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
@@ -31,7 +38,7 @@ N_HOSTS = 4
 
 def trial_envs(config: RunConfig, part: int = 0, n_hosts: int = N_HOSTS) -> GrowthVectorEnv:
     task = make_run_task(config).designs[part]
-    return make_trial_envs(config, task, n_hosts, purpose="tuning", final_split="validation")
+    return make_trial_envs(config, task, n_hosts, is_final=False)
 
 
 def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
@@ -47,7 +54,7 @@ def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
 @pytest.mark.parametrize("reward", ["dense", "sparse"])
 def test_one_training_gives_the_return_of_stopping_after_each_epoch(reward: str) -> None:
     envs = trial_envs(tiny_config(**LONG, rewards__reward=reward))
-    returns = returns_by_stop(envs, seed=5, wrap=lambda controller: controller)
+    returns = returns_by_stop(envs, seed=5)
     best, means = best_by_trying(envs, 5)
     np.testing.assert_allclose(returns.mean(1), means, atol=1e-9)
     assert best_stop(returns) == best
@@ -85,9 +92,9 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
     forbidding = replace(envs.slot_config, allow_finish=False)
     for holder in (envs.growth, envs.growth.hosts, envs.growth.hosts.groups[0]):
         monkeypatch.setattr(holder, "slot_config", forbidding)
-    monkeypatch.setattr(fixed_schedule, "plan_growth", lambda _: ())
+    monkeypatch.setattr(trials, "plan_growth", lambda _: ())
     n_epochs = envs.task.budget.n_epochs
-    returns = returns_by_stop(envs, seed=5, wrap=lambda controller: controller)
+    returns = returns_by_stop(envs, seed=5)
     assert best_stop(returns) == n_epochs
     results = run_episodes(envs, make_fixed(envs, 2), seed=5)
     assert (results.op_counts[:, Op.WAIT] == n_epochs).all()
@@ -99,7 +106,7 @@ def test_the_schedule_runs_before_the_first_round_and_is_recorded_with_each_eval
     trainer.run()
     records = [record for record in seen.records if isinstance(record, EvaluationRecord)]
     assert [(r.arm, r.round) for r in records] == [
-        *[("wait", 0), ("fixed", 0)],
+        *[("no-growth", 0), ("fixed", 0)],
         *[("learned", 1), ("learned", 2)],
     ]
     progress = trainer.parts.progress
@@ -117,7 +124,7 @@ def test_the_first_evaluation_that_beats_the_schedule_is_recorded_once(
 
     def run(*args: Any, **kwargs: Any) -> EpisodeResults:
         found.append(run_episodes(*args, **kwargs))
-        if len(found) > 2:
+        if len(found) > 2:  # no growth, the schedule
             fixed = found[1].returns.mean()
             found[-1].returns[:] = fixed + (0.0, -0.5, 0.25, -0.5, 0.75)[len(found) - 3]
         return found[-1]
@@ -177,9 +184,9 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
     assert final.n_epochs_mean == (3 * 1 + 2 * 3) / 5
     assert run.summary is not None
     assert [arm.name for arm in run.summary.arms][3] == "fixed"
-    # The first sentence of all is about the strongest opponent, whichever that is.
-    about = [sentence for sentence in run.summary.sentences[1:] if "the fixed schedule" in sentence]
-    assert about[0].startswith("Return (score minus costs) against the fixed schedule: ")
+    # The first sentences are about the best baseline, whichever that is, and those worse.
+    about = [sentence for sentence in run.summary.sentences[3:] if "the fixed schedule" in sentence]
+    assert about[0].startswith("vs the fixed schedule at price ")
     first = next(r for r in seen.records if isinstance(r, EvaluationRecord) and r.arm == "fixed")
     passed = any(
         isinstance(record, NoticeRecord) and record.kind == "fixed schedule"

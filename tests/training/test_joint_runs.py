@@ -9,16 +9,16 @@ import pytest
 
 from esper.cli.main import main
 from esper.config.run import RunConfig
-from esper.environment import EpisodeResults, run_episodes
+from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.growing.task_hosts import grow_best_host
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.results.arms import BASELINES, LEARNED
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo import make_controller
 from esper.telemetry.records import EvaluationRecord, RunRecord, SeedEventRecord, StepRecord
-from esper.training.comparison import LEARNED, OTHERS
 from esper.training.run import Run
 from esper.training.runs import RunInterrupted, resume, train
-from esper.training.setup import make_run_task, make_trial_envs
+from esper.training.setup import make_run_task
 from esper.training.stopping import StopRequest
 from esper.training.trials import TRIAL_SEED, MakeNamed, Trials, trial_parts
 from tests.joint_tasks import NAME, NAMED
@@ -122,7 +122,7 @@ def test_the_command_line_trains_on_both_designs_of_digits_family(
     summary = Run(RunFolder.find(tmp_path / "run")).summary
     assert summary is not None
     assert summary.n_hosts == 4
-    assert [arm.name for arm in summary.arms] == [LEARNED, *OTHERS]
+    assert [arm.name for arm in summary.arms] == [LEARNED, *BASELINES]
 
 
 def test_the_comparison_covers_the_hosts_of_both_designs(
@@ -130,7 +130,7 @@ def test_the_comparison_covers_the_hosts_of_both_designs(
 ) -> None:
     run, seen = done
     finals = [record for record in of(seen, EvaluationRecord) if record.purpose == "final"]
-    assert [record.arm for record in finals] == [LEARNED, *OTHERS]
+    assert [record.arm for record in finals] == [LEARNED, *BASELINES]
     assert {record.n_episodes for record in finals} == {9}
     assert run.summary is not None
     assert run.summary.n_hosts == 9
@@ -140,8 +140,15 @@ def by_hand(config: RunConfig, name: str, *, purpose: Any, split: Any, n: int) -
     """Return the results of a controller that is run on each design separately."""
     found, first = list[EpisodeResults](), 0
     whole = make_run_task(config)
-    for task, n_hosts in zip(whole.designs, whole.share_out(n, least=2), strict=True):
-        envs = make_trial_envs(config, task, n_hosts, purpose=purpose, final_split=split)
+    for task, n_hosts in zip(whole.designs, whole.share_out(n, minimum=2), strict=True):
+        envs = GrowthVectorEnv(
+            task,
+            n_hosts,
+            reward=config.rewards,
+            purpose=purpose,
+            final_split=split,
+            autoreset=False,
+        )
         controller = make_controller(name, envs.layout)
         found.append(run_episodes(envs, controller, seed=TRIAL_SEED + first))
         first += n_hosts
@@ -162,8 +169,8 @@ def test_trials_run_each_design_separately() -> None:
     assert (results.op_counts[:, Op.GERMINATE] > 0).all()
     assert actions.shape == (9, 8, len(HEAD_NAMES))
     shares: list[float] = []
-    tried, _ = Trials(config, task, stop).run(MakeNamed("wait"), shares.append)
-    hand = by_hand(config, "wait", purpose="tuning", split="validation", n=5)
+    tried, _ = Trials(config, task, stop).run(MakeNamed("no-growth"), shares.append)
+    hand = by_hand(config, "no-growth", purpose="tuning", split="validation", n=5)
     np.testing.assert_array_equal(tried.returns, hand.returns)
     assert shares == sorted(shares)
     assert shares[0] == 0.0
@@ -187,7 +194,7 @@ def test_any_host_of_the_comparison_can_be_grown_again(
     assert run.summary is not None
     host = {"number": number, "actions": taken}
     summary = run.summary.to_json()
-    summary["best_host"] |= host
+    summary["best_host"] = host
     monkeypatch.setattr(Run, "summary", type(run.summary).from_json(summary))
     grown = grow_best_host(run, allow_code=True)
     found = grown.to_json()

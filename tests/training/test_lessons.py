@@ -20,12 +20,12 @@ from esper.training import lessons
 from esper.training.lessons import (
     OP,
     HostLesson,
+    expected_returns,
     grow_hosts,
     log_probs_of_paths,
     make_batch,
     teach,
 )
-from esper.training.paths import expected_returns
 from esper.training.setup import make_agent, make_policy, make_run_task, stream_seed
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import liveliness, tiny_config

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.config.toml import write_toml
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import CheckpointError, ControllerError, RunError
 from esper.growing.grow import grow
@@ -17,7 +18,13 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import State, merge, split, to_nested
-from esper.tamiyo import Heuristic, LearnedController, WaitController, load_saved, save_controller
+from esper.tamiyo import (
+    Heuristic,
+    LearnedController,
+    NoGrowth,
+    load_saved,
+    save_controller,
+)
 from esper.tamiyo.controllers import saved as saved_files
 from esper.tamiyo.controllers.learned import expected_return
 from esper.tasks import make_task
@@ -35,7 +42,7 @@ def test_a_controller_is_found_by_name_by_folder_and_by_object(
     envs = GrowthVectorEnv("spirals", 1, autoreset=False)
     folder = save_controller(replace(fresh_controller(), name="kept"), tmp_path / "kept")
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", folder)
-    own = WaitController()
+    own = NoGrowth()
     assert find_controller(own, envs) is own
     assert find_saved(own) is None
     assert isinstance(find_controller("heuristic", envs), Heuristic)
@@ -51,7 +58,7 @@ def test_a_controller_is_found_by_name_by_folder_and_by_object(
 
 
 def test_an_unknown_name_is_rejected_with_a_suggestion() -> None:
-    with pytest.raises(RunError, match=r"shipped, wait, .*'heuristic'"):
+    with pytest.raises(RunError, match=r"shipped, no-growth, .*'heuristic'"):
         find_saved("heuristc")
 
 
@@ -125,7 +132,15 @@ def test_a_run_has_no_controller_before_its_first_evaluation(tmp_path: Path) -> 
     folder = RunFolder.create(tmp_path / "begun", tiny_config())
     with pytest.raises(CheckpointError):
         controller_of(Run(folder))
-    CheckpointFolder(folder.checkpoints).save(merge({"best_policy": State({})}), step=1)
+    CheckpointFolder(folder.checkpoints).save(
+        merge(
+            {
+                "best_policy": State({}),
+                "config": State({}, {"toml": write_toml(tiny_config())}),
+            }
+        ),
+        step=1,
+    )
     with pytest.raises(RunError, match=r"'begun' has no controller.* round 1"):
         controller_of(Run(folder))
 
@@ -143,12 +158,9 @@ def test_settings_that_differ_from_the_checkpoints_are_not_a_controllers(
 def test_a_controller_of_other_observations_is_rejected(done_run: Run, tmp_path: Path) -> None:
     state = CheckpointFolder(done_run.folder.checkpoints).latest().state
     parts = split(state)
-    for facts in (parts["best_policy"].facts, parts["best_policy"].facts | {"observations": 1}):
-        older = {
-            name: value for name, value in facts.items() if value == 1 or name != "observations"
-        }
-        folder = RunFolder.create(tmp_path / str(len(older)), done_run.config)
-        parts["best_policy"] = State(parts["best_policy"].tensors, older)
-        CheckpointFolder(folder.checkpoints).save(merge(parts), step=1)
-        with pytest.raises(ControllerError, match=r"older Esper .*version 1, not 2"):
-            controller_of(Run(folder))
+    best = parts["best_policy"]
+    parts["best_policy"] = State(best.tensors, best.facts | {"observations": 1})
+    folder = RunFolder.create(tmp_path / "other", done_run.config)
+    CheckpointFolder(folder.checkpoints).save(merge(parts), step=1)
+    with pytest.raises(ControllerError, match=r"another version of Esper .*version 1, not 2"):
+        controller_of(Run(folder))

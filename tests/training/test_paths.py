@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.training.paths import (
+from esper.training.lessons import (
     expected_returns,
     find_new_paths,
     imitation_loss,
@@ -88,12 +88,12 @@ def test_the_best_imitation_is_as_likely_as_the_returns_say() -> None:
     is_path = torch.tensor([[True], [True], [False]])
     wanted = torch.softmax(torch.tensor([0.3, 0.1], dtype=torch.float64) / 0.05, 0)
     log_probs = torch.cat([wanted.log(), torch.zeros(1, dtype=torch.float64)]).unsqueeze(1)
-    least = imitation_loss(log_probs, returns, is_path, 0.05)
-    assert float(least) == pytest.approx(float(-(wanted * wanted.log()).sum()))
+    minimum = imitation_loss(log_probs, returns, is_path, 0.05)
+    assert float(minimum) == pytest.approx(float(-(wanted * wanted.log()).sum()))
     for shift in (-0.3, 0.3):
         other = torch.tensor([[wanted[0].logit() + shift], [0.0]], dtype=torch.float64)
         other = torch.cat([other.log_softmax(0), torch.zeros(1, 1, dtype=torch.float64)])
-        assert float(imitation_loss(other, returns, is_path, 0.05)) > float(least)
+        assert float(imitation_loss(other, returns, is_path, 0.05)) > float(minimum)
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=4, max_size=4), min_size=1, max_size=5))

@@ -119,12 +119,12 @@ def test_rounds_updates_and_evaluations_agree(done_run: Run) -> None:
     assert [update.n_updates for update in updates] == [1, 2, 3]
     assert [r.learning_rate for r in rounds] == pytest.approx([3e-3, 1.8e-3, 0.6e-3])
     evaluations = all_rows(done_run, EvaluationRecord)
-    static = next(e for e in evaluations if e.purpose == "tuning" and e.arm == "wait")
-    assert {record.static_score for record in rounds} == {static.score_mean}
+    static = next(e for e in evaluations if e.purpose == "tuning" and e.arm == "no-growth")
+    assert {record.no_growth_score for record in rounds} == {static.score_mean}
     final = [e.arm for e in evaluations if e.purpose == "final"]
-    assert final == ["learned", "wait", "random", "fixed", "heuristic", "progressive"]
+    assert final == ["learned", "no-growth", "random", "fixed", "heuristic", "progressive"]
     fixed = next(e for e in evaluations if e.purpose == "tuning" and e.arm == "fixed")
     on_the_way = [e for e in evaluations if e.purpose == "tuning" and e.arm == "learned"]
     assert [e.fixed_reward for e in on_the_way] == [fixed.ep_rew_mean] * 3
-    ops = json.loads(next(e for e in evaluations if e.arm == "wait").ops)
+    ops = json.loads(next(e for e in evaluations if e.arm == "no-growth").ops)
     assert ops == {op.name.lower(): 10.0 * (op == Op.WAIT) for op in Op}

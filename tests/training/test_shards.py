@@ -197,7 +197,8 @@ def test_a_collection_is_a_function_of_shard_weights_and_state() -> None:
     again = rollout()
     again.load(state, Position(1, 2))
     for expected, found in zip(second, again.collect(3, Position(1, 2), is_last=True), strict=True):
-        assert found.notes.records == expected.notes.records
+        # As text, because what was never measured is NaN.
+        assert str(found.notes.records) == str(expected.notes.records)
         for name, tensor in expected.steps.items():
             torch.testing.assert_close(found.steps[name], tensor, rtol=0, atol=0, equal_nan=True)
     buffer = weights.make_buffer(4, 6)

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from esper.environment import GrowthVectorEnv
-from esper.environment.episodes import GrowthEpisodes, SlotOutcome
+from esper.environment.episodes import GrowthEpisodes
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.stages import Stage
 from esper.simic.rollout import VectorCollector
 from esper.simic.rollout.collector import CollectedStep
-from esper.tamiyo import WaitController
+from esper.tamiyo import NoGrowth
 from esper.tamiyo.controllers.price_schedule import PriceSchedule
 from esper.tasks import Task, make_task
 from esper.telemetry.records import (
@@ -27,7 +28,7 @@ from esper.telemetry.records import (
 )
 from esper.telemetry.schema import unpack_probabilities
 from esper.training import setup
-from esper.training.step_records import seed_events, slots_as_text
+from esper.training.step_records import seed_events
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
 
@@ -111,33 +112,21 @@ def test_recorded_probabilities_are_those_of_the_policy(
     assert n_masked > 100
 
 
-def test_a_nan_contribution_is_null() -> None:
-    rows = np.array([[0, 1]])
-    worths = np.array([[np.nan, 0.25]])
-    slots = SlotOutcome(rows, rows, np.array([[0.0, 0.5]]), worths, rows, 2 * rows, 3 * rows)
-    expected = [[0, 0, 0.0, None, 0, 0, 0], [1, 1, 0.5, 0.25, 1, 2, 3]]
-    assert json.loads(slots_as_text(slots)[0]) == expected
-
-
 def test_a_seed_that_is_fossilized_as_its_slot_becomes_free_has_both_events() -> None:
     trainer, _, _ = make_trainer(CONFIG, Seen())
-    envs = GrowthVectorEnv(trainer.task, CONFIG.envs)
-    before = envs.growth.slot_outcome()
-    zeros, at = np.zeros_like(before.stage), (0, 1)
+    envs, at = GrowthVectorEnv(trainer.task, CONFIG.envs), (0, 1)
 
-    def outcome(stage: Stage, alpha: float, n_fossils: int) -> SlotOutcome:
-        stages, counts, alphas = zeros.copy(), zeros.copy(), np.zeros(zeros.shape)
-        stages[at], counts[at], alphas[at] = stage, n_fossils, alpha
-        kinds = np.where(stages > 0, 2, -1)
-        return SlotOutcome(stages, kinds, alphas, alphas, zeros, counts, zeros)
+    def outcome(stage: Stage, alpha: float, n_fossils: int) -> SlotArrays:
+        slots = SlotArrays.blank(CONFIG.envs, envs.slot_config.max_slots)
+        slots.stage[at], slots.n_fossils[at], slots.alpha[at] = stage, n_fossils, alpha
+        slots.blueprint[at] = 2 if stage else -1
+        return slots
 
-    def events(before: SlotOutcome, after: SlotOutcome) -> list[tuple[Any, ...]]:
-        def host(env: int) -> dict[str, int]:
-            return {"round": 1, "step": 1, "env": env, "episode": 0, "draw_seed": 0}
-
-        found = seed_events(host, [3] * 4, [envs.slot_config] * 4, before, after)
+    def events(before: SlotArrays, after: SlotArrays) -> list[tuple[Any, ...]]:
+        found = seed_events(np.full(4, 3), [envs.slot_config] * 4, before, after)
         columns = ("blueprint", "from_stage", "to_stage", "alpha")
-        return [tuple(values[name] for name in columns) for values in found]
+        assert {env for env, _ in found} == {0}
+        return [tuple(values[name] for name in columns) for _, values in found]
 
     name = envs.slot_config.blueprints[2]
     held, kept = outcome(Stage.HOLDING, 0.7, 1), outcome(Stage.FOSSILIZED, 0.7, 1)
@@ -196,7 +185,7 @@ def test_rolled_back_hosts_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("form", ["paired", "scheduled"])
-def test_episodes_record_what_was_drawn_and_the_rival_that_rewards_are_relative_to(
+def test_episodes_record_what_was_drawn_and_the_baseline_that_rewards_are_relative_to(
     monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     task = make_task("prior", kind="rings", n_epochs=3)
@@ -227,15 +216,15 @@ def test_episodes_record_what_was_drawn_and_the_rival_that_rewards_are_relative_
         same = GrowthEpisodes(task, [record.draw_seed])
         (group,) = same.hosts.groups
         assert tuple(json.loads(record.slot_names)) == group.population.slot_config.slot_ids
-        rival = WaitController() if form == "paired" else PriceSchedule(same.layout)
+        baseline = NoGrowth() if form == "paired" else PriceSchedule(same.layout)
         scores, starts = [same.records.score[0]], np.ones(1, np.bool_)
-        rival.start(1)
+        baseline.start(1)
         for _ in range(3):
-            same.step(rival.act(same.observe(), same.masks(), starts))
+            same.step(baseline.act(same.observe(), same.masks(), starts))
             starts = np.zeros(1, np.bool_)
             scores.append(same.records.score[0])
         columns = {
-            "paired": (record.alone_scores, record.alone_final_score),
+            "paired": (record.no_growth_scores, record.no_growth_final_score),
             "scheduled": (record.schedule_scores, record.schedule_final_score),
         }
         recorded, final = columns.pop(form)
@@ -246,7 +235,7 @@ def test_episodes_record_what_was_drawn_and_the_rival_that_rewards_are_relative_
     assert json.loads(run.host) == []
 
 
-def test_without_relative_rewards_no_rival_is_recorded() -> None:
+def test_without_relative_rewards_no_baseline_is_recorded() -> None:
     seen = Seen()
     trainer, _, _ = make_trainer(CONFIG, seen)
     trainer.run()
@@ -255,7 +244,7 @@ def test_without_relative_rewards_no_rival_is_recorded() -> None:
     for record in episodes:
         draw = trainer.task.sample(record.draw_seed)
         assert (record.title, json.loads(record.facts)) == (draw.title, draw.facts)
-        assert (record.alone_scores, record.alone_final_score) == (None, None)
+        assert (record.no_growth_scores, record.no_growth_final_score) == (None, None)
         assert (record.schedule_scores, record.schedule_final_score) == (None, None)
         assert (record.budget_epochs, record.flop_price) == (5, CONFIG.budget.flop_price)
         assert record.slot_names == run.slots

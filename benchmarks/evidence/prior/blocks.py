@@ -22,18 +22,18 @@ from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.draws import Purpose
 from esper.environment.episodes import StepResult
-from esper.evidence.controllers import Shuffled
+from esper.evidence.matched_arms import Shuffled
 from esper.evidence.search_space import Candidate, heuristic_candidates
 from esper.lifecycle.slot_config import SlotConfig
 from esper.storage.files import write_atomic
 from esper.tamiyo import (
     Controller,
     FixedSchedule,
+    NoGrowth,
     Planting,
     RandomController,
     Replay,
     SavedController,
-    WaitController,
     load_saved,
 )
 from esper.tamiyo.controllers.progressive import progressive
@@ -47,7 +47,7 @@ STOPS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 """Shares of the budget at which a treatment can be stopped."""
 FIRST = {"tuning": 0, "evaluation": EVALUATION_HOSTS.first}
 """Number of the first task of each purpose."""
-PLAIN = "nothing grown"
+PLAIN = "no growth"
 """The schedule that trains plainly."""
 FINISHING = ("heuristic", "random")
 """Families whose treatments finish hosts by themselves, which is legal only at a price above 0."""
@@ -79,7 +79,7 @@ class Schedule:
             for name, *others in self.blueprints
             for slot in layout.slot_config.slot_ids
         ]
-        return FixedSchedule(layout, plantings) if plantings else WaitController()
+        return FixedSchedule(layout, plantings) if plantings else NoGrowth()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _fixed() -> dict[str, Make]:
 def families() -> dict[str, dict[str, Make]]:
     """Return the treatments that ignore the price, by family and description."""
     task = make_task("prior")
-    slot_config = SlotConfig(tuple(f"slot.{number}" for number in range(task.most_slots)))
+    slot_config = SlotConfig(tuple(f"slot.{number}" for number in range(task.max_slots)))
     drawn = [each.heuristic for each in heuristic_candidates(slot_config, 6)]
     huge = [replace(each, blueprints=("widen_huge", *each.blueprints)) for each in drawn if each]
     heuristics = enumerate(Candidate(heuristic=each) for each in (*drawn, *huge))
@@ -267,7 +267,7 @@ class _StopReader:
         stops = np.ceil(np.round(np.outer(records.n_epochs, STOPS), 6))
         is_new = np.isnan(self.results["score"])
         is_new &= (records.epoch[:, None] >= stops) | records.is_over[:, None]
-        values = (records.final_score, records.settled_score, records.paid_flops)
+        values = (records.final_score, records.settled_score, records.flops_used)
         for found, value in zip(self.results.values(), values, strict=True):
             found[is_new] = np.broadcast_to(value[:, None], found.shape)[is_new]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from blocks import ABLATIONS, PLAIN, RANDOM, STOPS, allowed_stops, families, make_jobs, run_price
+from headroom import HindsightScores, choose_by_luck, choose_for_each
 
 from esper.arrays import Floats
 from esper.environment.draws import Purpose
 from esper.errors import EvidenceError
-from esper.evidence.headroom import HindsightScores, choose_by_luck, choose_for_each
 from esper.formatting import listed, many, points, probability
 from esper.statistics import (
     Interval,
@@ -36,7 +36,7 @@ LABELS = {
     "fixed": "tuned fixed schedule",
     "heuristic": "tuned heuristic",
     "progressive": "tuned progressive growth",
-    "wait": "plain training",
+    "no-growth": "no growth",
     "random": "random growth",
     "shuffled": "itself, shuffled observations",
     "wrong task": "itself, another task's actions",
@@ -168,9 +168,9 @@ def read_results(
                 arms[arm] = ArmResults(columns["score"], columns["flops"])
         picked = {family: chosen[family, price] for family in TUNED}
         last = len(STOPS) - 1
-        picked |= {"wait": Choice(PLAIN, last), "random": Choice(RANDOM, last)}
+        picked |= {"no-growth": Choice(PLAIN, last), "random": Choice(RANDOM, last)}
         for arm, choice in picked.items():
-            family = "fixed" if arm == "wait" else arm
+            family = "fixed" if arm == "no-growth" else arm
             at = run_price(family, price)
             one = blocks.read("evaluation", n_tasks, family, choice.name, family, at)
             if one:

@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from time import monotonic
+from typing import Annotated
 
 import torch
 from blocks import BLOCK, FIRST, PLAIN, RANDOM, Job, families, make_jobs, run_job, run_price
 from report import TUNED, Blocks, choose_treatments, write_report
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import Bounds, NonNegativeFloat, NonNegativeInt, PositiveInt, check
 from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.errors import EsperError, RunError
 from esper.evidence.setting import controller_digest, find_learned
@@ -38,7 +39,7 @@ def main() -> None:
     """Run what was asked for, and write the report."""
     arguments = parse_arguments()
     try:
-        check(arguments)
+        check_arguments(arguments)
         controllers = keep_controllers(arguments)
         if not arguments.report:
             run_jobs(list(tuning_jobs(arguments)), arguments)
@@ -79,17 +80,17 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check_arguments(arguments: argparse.Namespace) -> None:
     """Reject numbers that cannot be used."""
-    require_int("tasks", arguments.tasks, least=2)
-    require_int("tuning-tasks", arguments.tuning_tasks, least=2)
-    require_int("processes", arguments.processes, least=1)
+    check("tasks", arguments.tasks, Annotated[int, Bounds(2)])
+    check("tuning-tasks", arguments.tuning_tasks, Annotated[int, Bounds(2)])
+    check("processes", arguments.processes, PositiveInt)
     for name in ("ablated_tasks", "headroom_tasks"):
-        require_int(name.replace("_", "-"), getattr(arguments, name), least=0)
+        check(name.replace("_", "-"), getattr(arguments, name), NonNegativeInt)
         whole_blocks = -(-getattr(arguments, name) // BLOCK) * BLOCK
         setattr(arguments, name, min(whole_blocks, arguments.tasks))
     for price in arguments.prices:
-        require_number("prices", price, least=0.0)
+        check("prices", price, NonNegativeFloat)
     EVALUATION_HOSTS.take(FIRST["evaluation"], arguments.tasks)
 
 

@@ -76,7 +76,7 @@ class EpochBatches:
 def train_width(problem: Problem, data: RealSet, seed: int, multiple: int) -> Outcome:
     """Train the model of a width multiple, plainly."""
     start = time.process_time()
-    splits = split(data, seed, most_training=problem.most_training)
+    splits = split(data, seed, max_training=problem.max_training)
     model = make_model(problem, data, seed, multiple)
     optimizer = make_optimizer(problem, model.parameters())
     batches = EpochBatches(splits.train, problem.batch_size, seed)
@@ -107,7 +107,7 @@ def train_width(problem: Problem, data: RealSet, seed: int, multiple: int) -> Ou
 def grow_model(problem: Problem, data: RealSet, seed: int, controller: str) -> Outcome:
     """Grow the given model with Esper, at price 0."""
     start = time.process_time()
-    splits = split(data, seed, most_training=problem.most_training)
+    splits = split(data, seed, max_training=problem.max_training)
     model = make_model(problem, data, seed, 1)
     validation = EpochBatches(splits.validation, EVALUATION_BATCH)
     grown = esper.grow(
@@ -210,5 +210,5 @@ def identify_controller(controller: str) -> str:
 def identify_setup(problem: Problem, data: RealSet) -> str:
     """Return a checksum of what results depend on: the data, the model and its training."""
     settings = (problem.metric, problem.epochs, problem.learning_rate, problem.batch_size)
-    parts = (*settings, problem.most_training, data.digest, repr(problem.make(data, 1)))
+    parts = (*settings, problem.max_training, data.digest, repr(problem.make(data, 1)))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]

@@ -210,7 +210,7 @@ class Problem:
     epochs: int = 30
     learning_rate: float = 3e-3
     batch_size: int = 64
-    most_training: int = 5_000
+    max_training: int = 5_000
     repeats: int = 1
     """Seeds for each one asked for: small sets get more, because their scores are noisy."""
 
@@ -280,7 +280,7 @@ PROBLEMS = {
             make=lambda _, multiple: UNet(4 * multiple),
             metric="mse",
             epochs=20,
-            most_training=1_500,
+            max_training=1_500,
         ),
         Problem(
             name="python-gpt",
@@ -289,7 +289,7 @@ PROBLEMS = {
             make=lambda data, multiple: GPT(data.n_classes, hidden=16 * multiple),
             metric="loss",
             epochs=20,
-            most_training=2_500,
+            max_training=2_500,
         ),
         Problem(
             name="words-gru",

@@ -21,7 +21,7 @@ from rda import Frame, Vector, read_frame
 from torch import Tensor
 from torch.nn import functional
 
-MOST_TESTS = 5_000
+MAX_TESTS = 5_000
 """Test samples at most."""
 CONTEXT = 32
 """Characters of a window of text."""
@@ -70,7 +70,7 @@ class Splits:
     test: tuple[Tensor, Tensor]
 
 
-def split(data: RealSet, seed: int, *, most_training: int) -> Splits:
+def split(data: RealSet, seed: int, *, max_training: int) -> Splits:
     """Return random splits: 60% for training up to a limit, a third as many for validation.
 
     The rest is for testing: 20% of a small set, and more of a large one, whose scores are then less
@@ -78,12 +78,12 @@ def split(data: RealSet, seed: int, *, most_training: int) -> Splits:
     """
     n = len(data.inputs)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(n))
-    n_train = min(round(0.6 * n), most_training)
+    n_train = min(round(0.6 * n), max_training)
     n_validation = round(n_train / 3)
     rows = (
         order[:n_train],
         order[n_train:][:n_validation],
-        order[n_train + n_validation :][:MOST_TESTS],
+        order[n_train + n_validation :][:MAX_TESTS],
     )
     inputs, targets = data.inputs, data.targets
     if data.is_tabular:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+import os
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import StringIO
-from typing import Any, Literal, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Literal
 
-import tyro
-
+from esper.cli.arguments import Argument, Positional, arguments_for, arguments_of, parse
 from esper.cli.main import COMMANDS
-from esper.cli.parsing import flags_of, parse
 from esper.config.catalogue import CONTROLLERS, SHIPPED, TASKS
+from esper.invocation import program
+from esper.storage.run_folder import runs_folder
 
-Shell = Literal["bash", "zsh", "tcsh", "fish"]
+_SCRIPTS = {
+    "bash": "complete -o default -C {command} esper",
+    "zsh": (
+        "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
+        "complete -o default -C {command} esper"
+    ),
+    "tcsh": "complete esper 'p@*@`{bare}`@'",
+    "fish": "complete -c esper -a '(env COMP_LINE=(commandline -pc) {bare})'",
+}
+"""Each shell runs ``esper completion`` with the line so far in the environment."""
+_LINES = ("COMP_LINE", "COMMAND_LINE")
+"""Variables with the line to complete; the second is tcsh's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,91 +37,70 @@ class CompletionOptions:
     For bash: source <(esper completion bash)
     """
 
-    shell: tyro.conf.Positional[Shell]
-    """Shell to print the script for."""
+    shell: Annotated[Literal["bash", "zsh", "tcsh", "fish"], Positional("SHELL")]
+    """Shell to print the script for: bash, zsh, tcsh or fish."""
 
 
 def run_completion(args: Sequence[str]) -> int:
-    """Print the script for a shell."""
-    print(script(parse(CompletionOptions, args, command="completion").shell), end="")
+    """Print the script for a shell, or what completes a line if a shell asks."""
+    line = next((os.environ[name] for name in _LINES if name in os.environ), None)
+    if line is not None:
+        for word in complete(line[: int(os.environ.get("COMP_POINT", len(line)))]):
+            print(word)
+        return 0
+    shell = parse(CompletionOptions, args, command="completion").shell
+    bare = f"{program()} completion"
+    print(_SCRIPTS[shell].format(command=shlex.quote(bare), bare=bare))
     return 0
 
 
-def script(shell: Shell) -> str:
-    """Return the completion script for a shell."""
-    kinds = {name: _options_of(name) for name in COMMANDS}
-    if shell == "tcsh":
-        return tcsh_script(kinds)
-    printed = StringIO()
-    try:
-        with redirect_stdout(printed):
-            tyro.extras.subcommand_cli_from_dict(
-                kinds, prog="esper", args=["--tyro-print-completion", shell]
-            )
-    except SystemExit:
-        return _with_names(printed.getvalue())
-    raise AssertionError("tyro printed no script")
+def complete(line: str) -> list[str]:
+    """Return the words that complete the last word of a command line."""
+    words = line.split()
+    last = words.pop() if line[-1:].strip() else ""
+    return sorted(word for word in _candidates(words, last) if word.startswith(last))
 
 
-_ANCHOR = "    # Output one completion per line.\n"
-_NAMES = """\
-    import glob, os
-    names, runs = [], os.environ.get('ESPER_RUNS') or 'runs'
-    word = words[current_index] if current_index < len(words) else ''
-    def folders(pattern):
-        return [os.path.dirname(file) for file in glob.glob(pattern + '*/config.toml')]
-    def named_runs():
-        here = folders(os.path.join(glob.escape(runs), ''))
-        return [os.path.basename(place) for place in here] + folders(glob.escape(word))
-    before = words[current_index - 1]
-    if before == '--task':
-        completions, names = [], TASKS
-    elif before == '--controller':
-        completions, names = [], CONTROLLERS + named_runs()
-    elif current_index > 1 and not word.startswith('-') and not before.startswith('-'):
-        names = named_runs() if words[1] in RUN_COMMANDS else []
-        names += CONTROLLERS if words[1] == 'compare' else []
-    completions += sorted(name for name in names if name.startswith(word))
-"""
-"""Completes names of runs, tasks and controllers in the program that tyro's scripts run.
-
-It contains nothing that a shell would replace: no double quotes, dollar signs or backslashes.
-"""
-_RUN_COMMANDS = (
-    "resume",
-    "show",
-    "report",
-    "evaluate",
-    "compare",
-    "export-controller",
-    "export-telemetry",
-)
+def _candidates(words: Sequence[str], last: str) -> Iterable[str]:
+    if len(words) < 2:
+        return COMMANDS
+    if words[1] not in COMMANDS:
+        return ()
+    known = _arguments_of(words[1])
+    before = [argument for argument in known if words[-1] in argument.flags]
+    if before and before[0].kind is not bool:
+        return _names(before[0], last)
+    if last.startswith("-"):
+        return [flag for argument in known for flag in argument.flags] + ["--help"]
+    return [name for one in known if not one.flags for name in _names(one, last)]
 
 
-def _with_names(text: str) -> str:
-    """Return a script that also completes the names of runs, tasks and controllers."""
-    assert text.count(_ANCHOR) == 1, "tyro's script has a place for names"
-    names = _NAMES.replace("RUN_COMMANDS", repr(_RUN_COMMANDS))
-    names = names.replace("TASKS", repr(list(TASKS)))
-    names = names.replace("CONTROLLERS", repr([SHIPPED, *CONTROLLERS]))
-    return text.replace(_ANCHOR, names + _ANCHOR)
-
-
-def _options_of(command: str) -> type[Any]:
-    """Return a command's options class, such as ``ExportTelemetryOptions``."""
+def _arguments_of(command: str) -> list[Argument]:
+    """Return the arguments of a command, whose options are a class such as ``TrainOptions``."""
     name = "".join(part.title() for part in command.split("-")) + "Options"
-    return getattr(importlib.import_module(f"esper.cli.{COMMANDS[command].module}"), name)
+    module = importlib.import_module(f"esper.cli.{COMMANDS[command][0]}")
+    settings = arguments_for() if command == "train" else []
+    return [*arguments_of(getattr(module, name)), *settings]
 
 
-def tcsh_script(kinds: Mapping[str, type[Any]]) -> str:
-    """Return the one-line script for tcsh, for which tyro would need another package."""
-    rules = [f"'p/1/({' '.join(kinds)})/'"]
-    flags = {flag: hint for kind in kinds.values() for flag, hint in flags_of(kind).items()}
-    for flag, hint in flags.items():
-        if get_origin(hint) is Literal:
-            rules.append(f"'n/{flag}/({' '.join(get_args(hint))})/'")
-    rules.append(f"'n/--task/({' '.join(TASKS)})/'")
-    rules.append(f"'n/--controller/({' '.join([SHIPPED, *CONTROLLERS])})/'")
-    rules.append(f"'n/completion/({' '.join(get_args(Shell))})/'")
-    rules.append(f"'c/--/({' '.join(flag.removeprefix('--') for flag in flags)})/'")
-    return f"complete esper {' '.join(rules)}\n"
+def _names(argument: Argument, last: str) -> Iterable[str]:
+    """Return what an argument can be; files are left to the shell."""
+    metavar = argument.metavar
+    if argument.choices or metavar.startswith("{"):
+        return argument.choices or metavar.strip("{}").split(",")
+    if metavar == "TASK":
+        return TASKS
+    if metavar == "CONTROLLER":
+        return [SHIPPED, *CONTROLLERS, *_runs(last)]
+    return _runs(last) if metavar == "RUN" else ()
+
+
+def _runs(last: str) -> list[str]:
+    """Return the runs in the runs folder by name, and those in the folder being typed."""
+    folder, _, _ = last.rpartition("/")
+    places = [(runs_folder(), ""), *([(Path(folder), f"{folder}/")] if folder else [])]
+    return [
+        prefix + file.parent.name
+        for place, prefix in places
+        for file in place.glob("*/config.toml")
+    ]

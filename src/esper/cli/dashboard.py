@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from esper.cli.parsing import Switch, optional, parse
+from esper.cli.arguments import Metavar, Positional, parse
+from esper.cli.views import print_to_stderr
 from esper.config.schema import shown
 from esper.errors import RunError
 from esper.invocation import program
@@ -22,19 +20,19 @@ from esper.storage.run_folder import runs_folder
 class DashboardOptions:
     """Show runs in a browser, live or finished."""
 
-    folder: Annotated[str | None, tyro.conf.Positional, optional("[RUNS_DIR]")] = None
+    folder: Annotated[str | None, Positional("RUNS_DIR")] = None
     """Folder of the runs; by default $ESPER_RUNS, or else runs."""
 
-    port: Annotated[int | None, optional("PORT")] = None
+    port: Annotated[int | None, Metavar("PORT")] = None
     """Port to listen on; by default 8765, or any free port if that is taken."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
 
-    allow_remote: Switch = False
+    allow_remote: bool = False
     """Accept connections from other machines; they are not encrypted."""
 
-    open: Switch = False
+    open: bool = False
     """Open the page in a browser."""
 
 
@@ -53,18 +51,14 @@ def run_dashboard(args: Sequence[str]) -> int:
         host=options.host,
         port=options.port,
         allow_remote=options.allow_remote,
-        tell=_print_message,
+        tell=print_to_stderr,
     ) as server:
         if options.allow_remote:
-            _print_message(
+            print_to_stderr(
                 "warning: anyone who can listen on the network can read the link and the pages"
             )
         print(f"Dashboard of {place}:\n\n  {server.link}\n\nPress Ctrl-C to stop.", flush=True)
         if options.open:
-            server.open_browser(_print_message)
+            server.open_browser(print_to_stderr)
         server.run()
     return 0
-
-
-def _print_message(message: str) -> None:
-    print(f"esper: {message}", file=sys.stderr)

@@ -11,32 +11,26 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+from esper.cli.arguments import Metavar, parse
 from esper.cli.output import existing_folder, print_columns, print_json
-from esper.cli.parsing import Switch, optional, parse
 from esper.errors import EsperError, MissingDataError
 from esper.installation import find_clash
 from esper.storage.run_folder import runs_folder
 from esper.version import __version__
 
-PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "rich", "tyro")
+PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "rich")
 DISTRIBUTION = "esper-lite"
-LEAST_FREE_BYTES = 200 * 2**20
+MIN_FREE_BYTES = 200 * 2**20
 """Enough for the checkpoints and telemetry of a run."""
 
 
-class Verdict(Enum):
-    """Whether a check passed."""
-
-    GOOD = "good"
-    NOTE = "note"
-    """Something optional is missing."""
-    WRONG = "wrong"
-    """Training cannot work."""
+Verdict = Literal["good", "note", "wrong"]
+"""Whether a check passed; a note is something optional that is missing."""
+_MARKS = {"good": "ok", "note": "note", "wrong": "WRONG"}
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,13 @@ class Check:
     """What was checked."""
     found: str
     """What was found, with advice unless it is good."""
-    verdict: Verdict = Verdict.GOOD
+    verdict: Verdict = "good"
 
 
 def check_everything(runs_dir: str) -> list[Check]:
     """Run all checks, for runs stored in a folder."""
     checks = [*check_packages()]
-    if all(check.verdict == Verdict.GOOD for check in checks):
+    if all(check.verdict == "good" for check in checks):
         checks += [check_torch(), *check_kernels(), *check_tasks()]
     checks += [
         check_folder("runs folder", Path(runs_dir)),
@@ -66,7 +60,7 @@ def check_everything(runs_dir: str) -> list[Check]:
 def check_packages() -> Iterator[Check]:
     """Check that the required packages can be imported."""
     clash = find_clash()
-    yield Check("esper", __version__) if clash is None else Check("esper", clash, Verdict.WRONG)
+    yield Check("esper", __version__) if clash is None else Check("esper", clash, "wrong")
     yield Check("python", f"{platform.python_version()} ({sys.executable})")
     for name in PACKAGES:
         try:
@@ -74,7 +68,7 @@ def check_packages() -> Iterator[Check]:
             yield Check(name, version(name))
         except Exception as error:  # a broken package can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            yield Check(name, f"cannot be imported ({reason}); reinstall it", Verdict.WRONG)
+            yield Check(name, f"cannot be imported ({reason}); reinstall it", "wrong")
 
 
 def check_torch() -> Check:
@@ -105,7 +99,7 @@ def check_kernels() -> Iterator[Check]:
             yield Check(
                 about,
                 f"{reason}; the same results, more slowly. Reinstall with a C compiler.",
-                Verdict.NOTE,
+                "note",
             )
 
 
@@ -119,9 +113,9 @@ def check_tasks() -> Iterator[Check]:
             task.sample(0)
             yield Check(f"task {name}", "data found")
         except MissingDataError as error:
-            yield Check(f"task {name}", f"data not found: {error}", Verdict.NOTE)
+            yield Check(f"task {name}", f"data not found: {error}", "note")
         except EsperError as error:
-            yield Check(f"task {name}", str(error), Verdict.WRONG)
+            yield Check(f"task {name}", str(error), "wrong")
 
 
 def check_folder(about: str, folder: Path) -> Check:
@@ -132,50 +126,33 @@ def check_folder(about: str, folder: Path) -> Check:
             file.write(b"esper")
             file.flush()
     except OSError as error:
-        return Check(about, f"{place} is not writable ({error.strerror})", Verdict.WRONG)
+        return Check(about, f"{place} is not writable ({error.strerror})", "wrong")
     return Check(about, f"{folder.absolute()} is writable")
 
 
 def check_disk(folder: Path) -> Check:
     """Check the free disk space in the runs folder."""
     free = shutil.disk_usage(existing_folder(folder)).free
-    if free < LEAST_FREE_BYTES:
-        found = f"{free / 2**20:.0f} MiB free; free at least {LEAST_FREE_BYTES / 2**20:.0f} MiB"
-        return Check("disk", found, Verdict.WRONG)
+    if free < MIN_FREE_BYTES:
+        found = f"{free / 2**20:.0f} MiB free; free at least {MIN_FREE_BYTES / 2**20:.0f} MiB"
+        return Check("disk", found, "wrong")
     return Check("disk", f"{free / 2**30:.1f} GiB free")
 
 
 def check_extras() -> Iterator[Check]:
     """Check which optional extras are installed."""
-    for extra, packages in extras().items():
-        missing = [name for name in packages if not _is_installed(name)]
-        if missing:
-            advice = f'pip install "{DISTRIBUTION}[{extra}]"'
-            yield Check(f"extra {extra}", f"not installed; {advice}", Verdict.NOTE)
-        else:
-            found = ", ".join(f"{name} {version(name)}" for name in packages)
-            yield Check(f"extra {extra}", found)
-
-
-def extras() -> dict[str, list[str]]:
-    """Return the packages of each extra."""
-    found: dict[str, list[str]] = {}
+    extras: dict[str, list[str]] = {}
     for line in requires(DISTRIBUTION) or []:
         matched = re.match(r"""([\w.-]+).*;.*extra == ["'](\w+)["']""", line)
         if matched:
-            found.setdefault(matched[2], []).append(matched[1])
-    return found
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-_MARKS = {Verdict.GOOD: "ok", Verdict.NOTE: "note", Verdict.WRONG: "WRONG"}
+            extras.setdefault(matched[2], []).append(matched[1])
+    for extra, packages in extras.items():
+        try:
+            found = ", ".join(f"{name} {version(name)}" for name in packages)
+            yield Check(f"extra {extra}", found)
+        except PackageNotFoundError:
+            advice = f'pip install "{DISTRIBUTION}[{extra}]"'
+            yield Check(f"extra {extra}", f"not installed; {advice}", "note")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +162,10 @@ class DoctorOptions:
     Exits with 0 if training can work and with 1 otherwise.
     """
 
-    runs_dir: Annotated[str | None, optional("FOLDER")] = None
+    runs_dir: Annotated[str | None, Metavar("FOLDER")] = None
     """Folder of the runs; by default $ESPER_RUNS, or else runs."""
 
-    json: Switch = False
+    json: bool = False
     """Print JSON."""
 
 
@@ -196,10 +173,9 @@ def run_doctor(args: Sequence[str]) -> int:
     """Print all checks; return 1 if something is wrong."""
     options = parse(DoctorOptions, args, command="doctor")
     checks = check_everything(options.runs_dir or str(runs_folder()))
-    wrong = [check for check in checks if check.verdict == Verdict.WRONG]
+    wrong = [check for check in checks if check.verdict == "wrong"]
     if options.json:
-        found = [asdict(check) | {"verdict": check.verdict.value} for check in checks]
-        print_json({"can_train": not wrong, "checks": found})
+        print_json({"can_train": not wrong, "checks": [asdict(check) for check in checks]})
     else:
         print_columns([(_MARKS[check.verdict], check.about, check.found) for check in checks])
         names = ", ".join(check.about for check in wrong)

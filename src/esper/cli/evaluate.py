@@ -7,32 +7,22 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
-from esper.cli.interval_plot import plot_differences
+from esper.cli.arguments import Metavar, Positional, UsageError, parse, require_task
 from esper.cli.output import (
+    command_progress,
     print_columns,
     print_json,
-    print_table,
     print_wrapped,
     require_writable,
 )
-from esper.cli.parsing import (
-    Switch,
-    UsageError,
-    optional,
-    parse,
-    read_table,
-    require_counts,
-    require_task,
-    required,
-)
-from esper.cli.progress_line import ProgressLine
+from esper.cli.verdict import show_evidence
+from esper.config.checks import Bounds, NonNegativeInt
 from esper.config.held_out_hosts import EVALUATION_HOSTS
+from esper.config.run import OptionValue
 from esper.invocation import program
 from esper.storage.controller_folder import locate_controller
 from esper.storage.run_folder import RunFolder, require_no_link, shell_word
@@ -40,171 +30,85 @@ from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from esper.evidence.evaluation import EvaluationProgress, OnProgress
-    from esper.evidence.results import Evidence
-
-
-SHOWN = ("arm", "score", "difference, points", "accuracy", "FLOPs", "parameters")
-"""Columns of the results table that are printed; the files have all of them."""
-
-
-def show_evidence(evidence: Evidence, *, heading: bool = False, verbose: bool = False) -> None:
-    """Print the verdict and the results table for one price.
-
-    Args:
-        evidence: The results.
-        heading: Whether to print the price above them.
-        verbose: Whether to print each comparison in words, and how all was measured.
-    """
-    from esper.evidence.claims import verdict_sentences
-
-    if heading:
-        print(f"At price {evidence.price:g}:\n")
-    first, *others = verdict_sentences(evidence)
-    print_wrapped(first)
-    n_arms = len(evidence.others)
-    for sentence in others[: len(others) - n_arms]:
-        print()
-        print_wrapped(sentence)
-    _show_plot(evidence)
-    _show_table(evidence)
-    if verbose:
-        print()
-        for sentence in others[len(others) - n_arms :]:
-            print_wrapped(sentence, first="- ", indent="  ")
-    _show_facts(evidence, verbose=verbose, settings=verbose)
-
-
-def show_comparison(evidence: Evidence, *, verbose: bool = False) -> None:
-    """Print how the first controller compares with the others, and the results table.
-
-    Args:
-        evidence: The results.
-        verbose: Whether to print all about how they were measured.
-    """
-    for sentence in comparison_sentences(evidence):
-        print_wrapped(sentence, first="- ", indent="  ")
-    _show_plot(evidence)
-    _show_table(evidence)
-    _show_facts(evidence, verbose=verbose, settings=True)  # growth rules that differ
-
-
-def comparison_sentences(evidence: Evidence) -> list[str]:
-    """Return one sentence for each comparison of the first controller with another."""
-    from esper.evidence.claims import weigh
-
-    own = evidence.own.label
-    return [f"{own[:1].upper()}{own[1:]}: {finding.sentence}." for finding in weigh(evidence)]
-
-
-def _show_plot(evidence: Evidence) -> None:
-    """Print the differences of score as a plot, those to the strongest arms first."""
-    from esper.evidence.claims import is_sure_difference, weigh
-
-    found = sorted(weigh(evidence), key=lambda one: one.score.mean)
-    rows = [(one.against, one.score, is_sure_difference(one.score, one.verdict)) for one in found]
-    print(f"\nScore on {evidence.n_hosts} hosts in points, {evidence.own.name} minus each:\n")
-    print("\n".join(plot_differences(rows, label=lambda value: f"{100.0 * value:+.1f}")))
-    print()
-
-
-def _show_table(evidence: Evidence) -> None:
-    """Print the main columns of the results table; intervals only of the differences."""
-    from esper.evidence.text import results_table
-
-    table = results_table(evidence)
-    columns = {name: table.headers.index(name) for name in SHOWN}
-    rows = [[row[column] for column in columns.values()] for row in table.rows]
-    for row in rows:
-        row[SHOWN.index("score")] = row[SHOWN.index("score")].partition(" [")[0]
-    print_table([SHOWN, *rows])
-
-
-def _show_facts(evidence: Evidence, *, verbose: bool, settings: bool) -> None:
-    """Print how the results were measured, and the settings of arms if wanted."""
-    from esper.evidence.text import facts, settings_table
-
-    print()
-    sentences = facts(evidence)
-    if not verbose:
-        sentences = (sentences[0], f"Score = accuracy - {evidence.price:g} x FLOPs.")
-    print_wrapped(" ".join(sentences))
-    for name, setting in settings_table(evidence).rows if settings else ():
-        print_wrapped(f"{name}: {setting}.", first="- ", indent="  ")
+    from esper.progress import ProgressBar
+    from esper.results.evidence import Evidence
 
 
 FOLDER, CACHE = "evaluation", "cache"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Benchmark learned controllers against tuned rules, static networks and training from scratch.
+class BenchmarkOptions:
+    """What evaluate and compare have in common."""
 
-    All arms train the same held-out hosts. Results are saved as they complete: after an
-    interruption, the same command continues where it stopped.
-    """
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, required("RUN")]
-    """Runs, saved controllers, or shipped; several count as runs of one method."""
-
-    hosts: int = 512
+    hosts: Annotated[int, Bounds(2)] = 512
     """Number of held-out hosts."""
 
-    tuning_runs: int = 4096
-    """Host runs that each tuned arm may spend on tuning."""
-
-    price: Annotated[tuple[float, ...], optional("PRICE")] = ()
-    """Price of the reference run's FLOPs in score, one or more; by default the training price."""
-
-    arms: Annotated[str | None, optional("ARM,...")] = None
-    """Arms to run, separated by commas; by default all."""
-
-    task: Annotated[str | None, optional("TASK")] = None
-    """Task to evaluate on; by default the one the controller was trained on, digits-family for
+    task: str | None = None
+    """Task of the hosts; by default the one the controller was trained on, digits-family for
     shipped."""
 
-    task_options: Annotated[tuple[str, ...], optional("NAME=VALUE")] = ()
+    task_options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the task."""
 
     seed: int = EVALUATION_HOSTS.first
     """Number of the first host, 100000 to 199999; another number selects other hosts."""
 
-    allow_code: Switch = False
+    allow_code: bool = False
     """Run a task that a run or controller names by module:function."""
 
-    out: Annotated[str | None, optional("FOLDER")] = None
-    """Folder for the results; by default evaluation in the run's folder, or next to the runs."""
-
-    workers: Annotated[int | None, optional("N")] = None
+    workers: NonNegativeInt | None = None
     """Worker processes; 0 for none. By default as many as there are cores or groups of 128 hosts,
     if the work is large enough to gain."""
 
-    ray_address: Annotated[str | None, optional("ADDRESS")] = None
-    """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
-    local."""
+    ray_address: Annotated[str | None, Metavar("ADDRESS")] = None
+    """Ray cluster to use instead: host:port, auto for the one this machine belongs to, or local."""
 
-    verbose: Switch = False
-    """Print every comparison in words, how all was measured and what was tuned too."""
+    verbose: bool = False
+    """Also print each comparison in words, the method, and the tuned settings."""
 
-    quiet: Switch = False
-    """Print only one line at the end."""
+    quiet: bool = False
+    """Print only the conclusion."""
 
-    json: Switch = False
+    json: bool = False
     """Print only a JSON object at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(BenchmarkOptions):
+    """Benchmark learned controllers against tuned baselines and training from scratch.
+
+    All arms train the same held-out hosts. Results are saved as they complete: after an
+    interruption, the same command continues where it stopped.
+    """
+
+    runs: Annotated[tuple[str, ...], Positional("RUN")]
+    """Runs, saved controllers, or shipped; several are treated as seeds of the same method."""
+
+    tuning_runs: Annotated[int, Bounds(2)] = 4096
+    """Host runs that each tuned arm may spend on tuning."""
+
+    price: Annotated[tuple[float, ...], Metavar("PRICE")] = ()
+    """How much score one plain training run costs, one or more; by default the training price."""
+
+    arms: Annotated[str | None, Metavar("ARM,...")] = None
+    """Arms to run, separated by commas; by default all."""
+
+    out: Annotated[str | None, Metavar("FOLDER")] = None
+    """Folder for the results; by default evaluation in the run's folder, or next to the runs."""
 
 
 def run_evaluate(args: Sequence[str]) -> int:
     """Evaluate controllers, write the results, and print them."""
     options = parse(EvaluateOptions, args, command="evaluate")
-    require_counts(hosts=(options.hosts, 2), tuning_runs=(options.tuning_runs, 2))
     _require_known(options.runs)
     folder = Path(options.out) if options.out is not None else _default_folder(options)
     require_writable(folder)
-    task_options = read_table("task_options", options.task_options)
     require_task(options.task)
     command = f"esper evaluate {shlex.join(args)}"
     try:
-        with ProgressLine(quiet=options.quiet or options.json) as progress:
-            entries = _evaluate(options, folder, progress, command, task_options)
+        with command_progress("evaluating", quiet=options.quiet or options.json) as progress:
+            entries = _evaluate(options, folder, progress, command)
     except KeyboardInterrupt:
         again = f"{program()} evaluate {shlex.join(args)}"
         print(f"esper: interrupted; finished work is saved, resume with: {again}", file=sys.stderr)
@@ -216,14 +120,14 @@ def run_evaluate(args: Sequence[str]) -> int:
 def _evaluate(
     options: EvaluateOptions,
     folder: Path,
-    progress: ProgressLine,
+    progress: ProgressBar,
     command: str,
-    task_options: dict[str, Any],
 ) -> list[Evidence]:
+    progress.show("loading PyTorch", 0.0)
     import torch
 
+    from esper.dashboard.figures import save_evidence
     from esper.evidence.evaluation import evaluate
-    from esper.reports.evidence_figures import save_evidence
 
     torch.set_num_threads(1)  # the hosts are small
     arms = None if options.arms is None else [word for word in options.arms.split(",") if word]
@@ -234,7 +138,7 @@ def _evaluate(
         prices=options.price or None,
         arms=arms,
         task=options.task,
-        task_options=task_options,
+        task_options=options.task_options,
         seed=options.seed,
         allow_code=options.allow_code,
         folder=folder / CACHE,
@@ -248,10 +152,10 @@ def _evaluate(
 
 
 def _announced(
-    progress: ProgressLine,
+    progress: ProgressBar,
     work: str,
     controllers: Sequence[str],
-    options: EvaluateOptions | CompareOptions,
+    options: BenchmarkOptions,
 ) -> OnProgress:
     """Return what shows the progress, and first prints which controllers run on which task.
 
@@ -268,7 +172,7 @@ def _announced(
             print_wrapped(f"{work} {names} on {options.hosts} hosts of {step.task}")
             sys.stdout.flush()
             is_silent = True
-        progress(step)
+        progress.show(str(step), step.total)
 
     return show
 
@@ -282,10 +186,9 @@ def _require_known(controllers: Sequence[str]) -> None:
 
 def _default_folder(options: EvaluateOptions) -> Path:
     """Return a folder in the folder of the only run, or next to several runs."""
-    if not options.runs:
-        raise UsageError("RUN is missing; give one or more runs. See esper evaluate --help.")
     others = [] if options.task is None else [options.task]
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join([FOLDER, *others, *options.task_options]))
+    given = [f"{name}={value}" for name, value in options.task_options.items()]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join([FOLDER, *others, *given]))
     paths = [_folder_of(run) for run in options.runs]
     if len(paths) == 1:
         folder = require_no_link((paths[0] or Path()) / name)
@@ -307,7 +210,7 @@ def _folder_of(run: str) -> Path | None:
 
 
 def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -> None:
-    from esper.evidence.claims import verdict_json, verdict_sentences
+    from esper.results.sentences import verdict_json, verdict_sentences
 
     paths = [folder / name for name in _RESULT_FILES if (folder / name).is_file()]
     if options.json:
@@ -338,53 +241,20 @@ def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -
 _RESULT_FILES = {
     "evaluation.json": "results of every arm on every host",
     "evaluation.md": "this report with the tuned settings",
-    "pareto.png": "score and accuracy against FLOPs and parameters",
+    "pareto.png": "score against FLOPs and parameters",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(BenchmarkOptions):
     """Compare the first controller with each of the others on the same hosts."""
 
-    controllers: Annotated[tuple[str, ...], tyro.conf.Positional, required("NAME")]
-    """Two or more: runs, saved controllers, shipped, wait, random, fixed, heuristic, progressive;
-    or evaluation.json files."""
+    controllers: Annotated[tuple[str, ...], Positional("CONTROLLER")]
+    """Two or more: runs, saved controllers, shipped, no-growth, random, fixed, heuristic,
+    progressive; or evaluation.json files."""
 
-    hosts: int = 512
-    """Number of held-out hosts."""
-
-    price: Annotated[float | None, optional("PRICE")] = None
-    """Price of the reference run's FLOPs in score; by default the task's."""
-
-    task: Annotated[str | None, optional("TASK")] = None
-    """Task of the hosts; by default the one the runs were trained on, digits-family without
-    any."""
-
-    task_options: Annotated[tuple[str, ...], optional("NAME=VALUE")] = ()
-    """Options of the task."""
-
-    seed: int = EVALUATION_HOSTS.first
-    """Number of the first host, 100000 to 199999; another number selects other hosts."""
-
-    allow_code: Switch = False
-    """Run a task that a run or controller names by module:function."""
-
-    workers: Annotated[int | None, optional("N")] = None
-    """Worker processes; 0 for none. By default as many as there are cores or groups of 128 hosts,
-    if the work is large enough to gain."""
-
-    ray_address: Annotated[str | None, optional("ADDRESS")] = None
-    """Ray cluster that works instead: host:port, auto for the one this machine belongs to, or
-    local."""
-
-    verbose: Switch = False
-    """Print all about how the results were measured too."""
-
-    quiet: Switch = False
-    """Print only the conclusions."""
-
-    json: Switch = False
-    """Print only a JSON object at the end."""
+    price: Annotated[float | None, Metavar("PRICE")] = None
+    """How much score one plain training run costs; by default the task's."""
 
 
 def run_compare(args: Sequence[str]) -> int:
@@ -392,11 +262,10 @@ def run_compare(args: Sequence[str]) -> int:
     options = parse(CompareOptions, args, command="compare")
     if len(options.controllers) < 2:
         raise UsageError("compare needs at least two controllers. See esper compare --help.")
-    require_counts(hosts=(options.hosts, 2))
     _require_known(options.controllers)
     require_task(options.task)
-    task_options = read_table("task_options", options.task_options)
-    with ProgressLine(quiet=options.quiet or options.json) as progress:
+    with command_progress("comparing", quiet=options.quiet or options.json) as progress:
+        progress.show("loading PyTorch", 0.0)
         import torch
 
         from esper.evidence.compare import compare
@@ -407,7 +276,7 @@ def run_compare(args: Sequence[str]) -> int:
             n_hosts=options.hosts,
             price=options.price,
             task=options.task,
-            task_options=task_options,
+            task_options=options.task_options,
             seed=options.seed,
             allow_code=options.allow_code,
             command=f"esper compare {shlex.join(args)}",
@@ -416,11 +285,11 @@ def run_compare(args: Sequence[str]) -> int:
             ray_address=options.ray_address,
         )
     if options.json:
-        from esper.evidence.claims import verdict_json
+        from esper.results.sentences import verdict_json
 
         print_json(verdict_json(evidence))
     elif options.quiet:
-        print("\n".join(comparison_sentences(evidence)))
+        print("\n".join(evidence.sentences))
     else:
-        show_comparison(evidence, verbose=options.verbose)
+        show_evidence(evidence, verbose=options.verbose)
     return 0

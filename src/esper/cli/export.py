@@ -8,10 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from esper.cli.arguments import Metavar, Positional, UsageError, parse
 from esper.cli.output import print_columns, require_writable
-from esper.cli.parsing import Switch, UsageError, optional, parse
 from esper.storage.run_folder import require_no_link
 from esper.training.run import load_run
 
@@ -20,19 +18,19 @@ from esper.training.run import load_run
 class ExportControllerOptions:
     """Save a run's best controller to a folder that can be shared."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, Positional("RUN")]
     """Folder of the run, or its name in the runs folder."""
 
     out: str = "controller"
     """Folder to save the controller in."""
 
-    name: Annotated[str | None, optional("NAME")] = None
+    name: Annotated[str | None, Metavar("NAME")] = None
     """Name of the controller; by default the run's name."""
 
-    greedy: Switch = False
+    greedy: bool = False
     """Make it take the most likely action instead of sampling."""
 
-    force: Switch = False
+    force: bool = False
     """Replace an existing controller."""
 
 
@@ -43,8 +41,8 @@ def run_export_controller(args: Sequence[str]) -> int:
     require_writable(place)
     from dataclasses import replace
 
-    from esper.evidence.model_card import FIGURE_FILE, claims_of_run, write_card
-    from esper.reports.evidence_figures import plot_claims
+    from esper.dashboard.figures import plot_claims
+    from esper.evidence.model_card import FIGURE_FILE, claims_of, write_card
     from esper.tamiyo import holds_controller, save_controller
     from esper.tamiyo.controllers.saved import facts_of
     from esper.training.lookup import controller_of
@@ -59,7 +57,7 @@ def run_export_controller(args: Sequence[str]) -> int:
         name=controller.name if options.name is None else options.name,
         deterministic=controller.deterministic or options.greedy,
     )
-    rows = [] if found.summary is None else claims_of_run(found.summary)
+    rows = [] if found.summary is None else claims_of(found.summary)
     figure = FIGURE_FILE if rows and find_spec("matplotlib") is not None else ""
     card = write_card(facts_of(controller), rows, figure=figure)
     save_controller(controller, place, card=card)
@@ -67,8 +65,7 @@ def run_export_controller(args: Sequence[str]) -> int:
         plot_claims(rows, place / figure)
     print_columns(
         [
-            (f"{place}/controller.safetensors", "weights"),
-            (f"{place}/controller.json", "architecture and origin"),
+            (str(place), "weights, architecture and origin"),
             (f"{place}/CARD.md", "model card"),
             *([(f"{place}/{figure}", "figure of the card")] if figure else []),
         ]
@@ -78,32 +75,22 @@ def run_export_controller(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportTelemetryOptions:
-    """Export a run's telemetry, one file per table."""
+    """Export a run's telemetry as CSV, one file per table."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, Positional("RUN")]
     """Folder of the run, or its name in the runs folder."""
 
-    csv: Switch = False
-    """Write CSV."""
-
-    parquet: Switch = False
-    """Write Parquet; needs pyarrow."""
-
-    out: Annotated[str | None, optional("FOLDER")] = None
+    out: Annotated[str | None, Metavar("FOLDER")] = None
     """Folder to write to; by default tables in the run's folder."""
 
 
 def run_export_telemetry(args: Sequence[str]) -> int:
     """Write the tables and print their paths."""
     options = parse(ExportTelemetryOptions, args, command="export-telemetry")
-    if options.csv == options.parquet:
-        given = "both are given" if options.csv else "neither is given"
-        raise UsageError(f"choose one of --csv and --parquet; {given}.")
     found = load_run(options.run)
     folder = Path(options.out) if options.out else require_no_link(found.path / "tables")
-    from esper.telemetry.export import export_csv, export_parquet
+    from esper.telemetry.export import export_csv
 
-    export = export_csv if options.csv else export_parquet
-    for path in export(found.path, folder):
+    for path in export_csv(found.path, folder):
         print(path)
     return 0

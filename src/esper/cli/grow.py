@@ -7,80 +7,77 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from esper.cli.arguments import Metavar, UsageError, parse, require_task
 from esper.cli.output import (
     can_encode,
+    command_progress,
     line_width,
     print_columns,
     print_json,
-    print_wrapped,
     require_writable,
 )
-from esper.cli.parsing import Switch, UsageError, optional, parse, require_task
-from esper.cli.progress_line import ProgressLine
 from esper.config.catalogue import SHIPPED
-from esper.config.checks import require_trusted_task
+from esper.config.checks import NonNegativeFloat, PositiveInt, Seed, require_trusted_task
+from esper.formatting import many
 from esper.invocation import program
 from esper.storage.run_folder import shell_word
 
 if TYPE_CHECKING:
+    from esper.growing.decisions import Decision
     from esper.growing.grown import Grown, GrowthSummary
-    from esper.growing.timeline import TimelineStep
+    from esper.progress import ProgressBar
     from esper.tamiyo import SavedController
     from esper.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowOptions:
-    """Grow one host with a controller and save it as a plain PyTorch model."""
+    """Grow a network with a controller and save it as a plain PyTorch model."""
 
-    task: Annotated[str | None, optional("TASK")] = None
+    task: str | None = None
     """Task of the host; by default the one the run was trained on, or digits."""
 
     controller: str = "shipped"
-    """Folder of a run or controller, or shipped, wait, random, fixed, heuristic or progressive."""
+    """Folder of a run or controller, or shipped, no-growth, random, fixed, heuristic or
+    progressive."""
 
-    target: Annotated[str | None, optional("KIND=N")] = None
+    target: Annotated[str | None, Metavar("KIND=N")] = None
     """Size that progressive grows the host to: depth=12 or parameters=100000."""
 
-    fractions: Annotated[tuple[float, ...], optional("FRACTION")] = ()
+    fractions: Annotated[tuple[float, ...], Metavar("FRACTION")] = ()
     """Fractions of the budget at which progressive grows the host."""
 
-    epochs: Annotated[int | None, optional("N")] = None
+    epochs: PositiveInt | None = None
     """Epochs of training; by default those of the controller or of the task."""
 
-    price: Annotated[float | None, optional("PRICE")] = None
-    """Price of the FLOPs of plain training, in score; by default 0 for the shipped controller, so
-    that it grows whatever helps, and the task's own for others."""
+    price: Annotated[NonNegativeFloat | None, Metavar("PRICE")] = None
+    """How much score one plain training run costs; higher for smaller models. By default 0 for the
+    shipped controller, and the task's own for others."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the host's weights, and of its data if the task samples them."""
 
-    allow_code: Switch = False
+    allow_code: bool = False
     """Run a task that the run or controller names by module:function."""
 
     out: str = "grown"
     """Folder to save the model in."""
 
-    verbose: Switch = False
+    verbose: bool = False
     """Print every epoch: the decision, and alpha and stage of each slot."""
 
-    json: Switch = False
+    json: bool = False
     """Print only a JSON object at the end."""
 
 
 def run_grow(args: Sequence[str]) -> int:
     """Grow a host, save it, and print what grew."""
     options = parse(GrowOptions, args, command="grow")
-    if options.seed < 0:
-        raise UsageError(f"--seed is {options.seed}; it must be a whole number of at least 0.")
-    if options.epochs is not None and options.epochs < 1:
-        raise UsageError(f"--epochs is {options.epochs}; it must be a whole number of at least 1.")
-    if options.price is not None and not options.price >= 0.0:
-        raise UsageError(f"--price is {options.price}; it must be a number of at least 0.")
     require_task(options.task)
     target = _read_target(options.target)
     require_writable(Path(options.out))
-    with ProgressLine(quiet=options.json) as progress:
+    with command_progress("growing", quiet=options.json) as progress:
+        progress.show("loading PyTorch", 0.0)
         grown = _grow(options, target, progress)
         from esper.growing.grown import save_grown
 
@@ -109,7 +106,7 @@ def _show_next_steps(options: GrowOptions) -> None:
     )
 
 
-def _grow(options: GrowOptions, target: dict[str, int] | None, progress: ProgressLine) -> Grown:
+def _grow(options: GrowOptions, target: dict[str, int] | None, progress: ProgressBar) -> Grown:
     from esper.growing.grow import grow
     from esper.tasks import make_task
     from esper.training.lookup import controller_label, find_saved
@@ -123,6 +120,7 @@ def _grow(options: GrowOptions, target: dict[str, int] | None, progress: Progres
     else:
         task = make_task(options.task or "digits")
     is_shipped = saved is not None and saved.is_shipped
+    n_epochs = options.epochs or task.budget.n_epochs
     return grow(
         task,
         price=0.0 if options.price is None and is_shipped else options.price,
@@ -131,7 +129,9 @@ def _grow(options: GrowOptions, target: dict[str, int] | None, progress: Progres
         fractions=options.fractions or None,
         epochs=options.epochs,
         seed=options.seed,
-        on_step=lambda step: progress.show_epoch(step, options.epochs or task.budget.n_epochs),
+        on_step=lambda step: progress.show(
+            "growing", step.epoch / n_epochs, f", epoch {step.epoch}, score {step.score:.3f}"
+        ),
         progress=False,  # shown by the line above
     )
 
@@ -160,7 +160,7 @@ def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:
     return replace(task, budget=saved.budget, variants=())
 
 
-def _print_timeline(timeline: Sequence[TimelineStep]) -> None:
+def _print_timeline(timeline: Sequence[Decision]) -> None:
     """Print one line per epoch."""
     print("epoch  score  FLOPs  added  decision; alpha and stage of each slot")
     last_epoch = 0
@@ -175,14 +175,10 @@ def _print_timeline(timeline: Sequence[TimelineStep]) -> None:
             print(f"{'':{len(facts)}}{line}")
 
 
-def _print_growth(timeline: Sequence[TimelineStep], summary: GrowthSummary) -> None:
+def _print_growth(timeline: Sequence[Decision], summary: GrowthSummary) -> None:
     """Print the decisions that changed the host, one line each."""
     rows = [
-        (
-            f"{step.epoch:>7}",
-            f"{step.score:.3f}",
-            decision_text(step) + ("" if is_kept(step, summary) else "; not kept"),
-        )
+        (f"{step.epoch:>7}", f"{step.score:.3f}", decision_text(step) + remark(step, summary))
         for step in timeline
         if step.op in ("germinate", "fossilize", "prune")
     ]
@@ -191,14 +187,15 @@ def _print_growth(timeline: Sequence[TimelineStep], summary: GrowthSummary) -> N
         print()
 
 
-def is_kept(step: TimelineStep, summary: GrowthSummary) -> bool:
-    """Return whether the saved model has what a step did."""
+def remark(step: Decision, summary: GrowthSummary) -> str:
+    """Return words about a step whose effect the saved model does not have, otherwise nothing."""
     if step.epoch > summary.best_epoch:
-        return False
+        return " (after the best epoch, so not in the result)"
     if step.op != "germinate" or (summary.seeds and not summary.germinated_after):
-        return True
+        return ""
     kept = zip(summary.seeds, summary.germinated_after, strict=False)
-    return ((step.slot, step.blueprint), step.epoch - 1) in kept
+    is_kept = ((step.slot, step.blueprint), step.epoch - 1) in kept
+    return "" if is_kept else " (not in the result)"
 
 
 def fit(parts: Sequence[str], indent: int) -> list[str]:
@@ -213,23 +210,24 @@ def fit(parts: Sequence[str], indent: int) -> list[str]:
     return lines
 
 
-def decision_text(step: TimelineStep) -> str:
+def decision_text(step: Decision) -> str:
     """Return a decision as text: ``germinate mlp in block1``."""
     decision = step.op.replace("_", " ")
     if step.blueprint:
         decision += f" {step.blueprint}"
     if step.slot:
         decision += f" in {step.slot}"
-    return f"{decision} ({step.note})" if step.note else decision
+    return f"{decision} ({step.why})" if step.why else decision
 
 
-def slot_texts(step: TimelineStep) -> list[str]:
+def slot_texts(step: Decision) -> list[str]:
     """Return each slot in use as text: ``block1 ▮▮▯▯ blending on 1 fossil``."""
-    texts = {slot: f"{alpha_bar(step.alphas[slot])} {stage}" for slot, stage in step.stages.items()}
-    for slot, n in step.fossils.items():
-        fossils = f"{n} fossil{'s' if n > 1 else ''}"
-        texts[slot] = f"{texts[slot]} on {fossils}" if slot in texts else fossils
-    return [f"{slot} {text}" for slot, text in texts.items()]
+    texts: list[str] = []
+    for name, slot in step.slots.items():
+        seed = "" if slot.is_dormant else f"{alpha_bar(slot.alpha)} {slot.stage}"
+        fossils = many(slot.n_fossils, "fossil") if slot.n_fossils else ""
+        texts.append(f"{name} {' on '.join(filter(None, (seed, fossils)))}")
+    return texts
 
 
 def alpha_bar(alpha: float) -> str:
@@ -240,15 +238,16 @@ def alpha_bar(alpha: float) -> str:
 
 
 def _show(grown: Grown, place: Path, *, verbose: bool) -> None:
-    facts = grown.to_json()
+    facts, summary = grown.to_json(), grown.summary
+    size, added = facts["host_parameters"], facts["seed_parameters"]
     print()
-    print_wrapped(
-        f"test score {facts['score']:.3f}, {facts['flops']:.2f} of the reference run's FLOPs, "
-        f"{facts['host_parameters']:,} parameters + {facts['seed_parameters']:,} grown, after "
-        f"epoch {grown.summary.best_epoch}, the best on validation"
+    print_columns(
+        [
+            (f"test {summary.metric}", f"{facts['score']:.3f}, after epoch {summary.best_epoch}"),
+            ("parameters", f"{size:,} -> {size + added:,}"),
+            ("cost", f"{facts['flops']:.1f}x the reference run's compute"),
+        ]
     )
-    if grown.summary.expectation:
-        print_wrapped(grown.summary.expectation)
     print()
     if verbose:
         _print_timeline(grown.timeline)

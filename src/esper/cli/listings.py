@@ -6,23 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from esper.cli.arguments import parse
 from esper.cli.output import print_columns, print_json
-from esper.cli.parsing import Switch, parse
-from esper.config.catalogue import BLUEPRINT_GROUP, BLUEPRINTS, TASK_GROUP, TASKS, BlueprintFacts
+from esper.config.catalogue import BLUEPRINT_GROUP, BLUEPRINTS, TASK_GROUP, TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TasksOptions:
     """List the tasks that hosts can learn, including those of other packages."""
 
-    json: Switch = False
+    json: bool = False
     """Print JSON."""
 
 
 def run_tasks(args: Sequence[str]) -> int:
     """Print each task with its summary."""
     options = parse(TasksOptions, args, command="tasks")
-    summaries = _task_summaries()
+    summaries = TASKS
+    if entry_points(group=TASK_GROUP):  # tasks of other packages, which import PyTorch
+        from esper.tasks import task_summaries
+
+        summaries = task_summaries()
     if options.json:
         print_json([{"name": name, "summary": about} for name, about in summaries.items()])
     else:
@@ -34,14 +38,18 @@ def run_tasks(args: Sequence[str]) -> int:
 class BlueprintsOptions:
     """List the modules that can be grown: name, tensor kinds, form and summary."""
 
-    json: Switch = False
+    json: bool = False
     """Print JSON."""
 
 
 def run_blueprints(args: Sequence[str]) -> int:
     """Print each blueprint with its tensor kinds, form and summary."""
     options = parse(BlueprintsOptions, args, command="blueprints")
-    known = _blueprint_facts()
+    known = BLUEPRINTS
+    if entry_points(group=BLUEPRINT_GROUP):
+        from esper.growth.blueprints import blueprint_names, find_blueprint
+
+        known = {name: find_blueprint(name).facts for name in blueprint_names()}
     if options.json:
         print_json([{"name": name, **facts._asdict()} for name, facts in known.items()])
     else:
@@ -52,21 +60,3 @@ def run_blueprints(args: Sequence[str]) -> int:
             ]
         )
     return 0
-
-
-def _task_summaries() -> dict[str, str]:
-    """Return the summaries of all tasks; PyTorch is imported only for those of other packages."""
-    if not entry_points(group=TASK_GROUP):
-        return TASKS
-    from esper.tasks import task_summaries
-
-    return task_summaries()
-
-
-def _blueprint_facts() -> dict[str, BlueprintFacts]:
-    """Return the facts of all blueprints; PyTorch is imported only for those of other packages."""
-    if not entry_points(group=BLUEPRINT_GROUP):
-        return BLUEPRINTS
-    from esper.growth.blueprints import blueprint_names, find_blueprint
-
-    return {name: find_blueprint(name).facts for name in blueprint_names()}

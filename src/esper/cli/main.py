@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from esper.cli.output import (
     discard_output,
@@ -25,44 +25,27 @@ from esper.installation import find_clash
 from esper.training.signals import INTERRUPTED, handling
 from esper.version import __version__
 
-
-class Command(NamedTuple):
-    """A subcommand: the function that runs it and its line in ``esper --help``."""
-
-    module: str
-    """The module in esper.cli, imported when the command runs."""
-    function: str
-    """The function that takes the arguments after the command's name and returns an exit code."""
-    summary: str
-
-
 COMMANDS = {
-    "train": Command("train", "run_train", "train a controller"),
-    "resume": Command("train", "run_resume", "resume an interrupted run"),
-    "runs": Command("runs", "run_runs", "list runs"),
-    "show": Command("runs", "run_show", "show the progress and results of a run"),
-    "report": Command("report", "run_report", "write a report on one or more runs"),
-    "dashboard": Command("dashboard", "run_dashboard", "watch runs in a browser"),
-    "evaluate": Command(
-        "evaluate", "run_evaluate", "benchmark controllers against tuned baselines"
-    ),
-    "compare": Command("evaluate", "run_compare", "compare controllers with each other"),
-    "headroom": Command(
-        "headroom", "run_headroom", "measure how much a controller could gain on a task"
-    ),
-    "grow": Command("grow", "run_grow", "grow one host and save it as a plain model"),
-    "export-controller": Command(
-        "export", "run_export_controller", "save a run's best controller to a folder"
-    ),
-    "export-telemetry": Command(
-        "export", "run_export_telemetry", "export a run's telemetry as tables"
-    ),
-    "tasks": Command("listings", "run_tasks", "list the tasks that hosts can learn"),
-    "blueprints": Command("listings", "run_blueprints", "list the modules that can be grown"),
-    "doctor": Command("doctor", "run_doctor", "check the installation"),
-    "completion": Command("completion", "run_completion", "print a shell completion script"),
+    "train": ("train", "train a controller"),
+    "resume": ("train", "resume an interrupted run"),
+    "runs": ("runs", "list runs"),
+    "show": ("runs", "show the progress and results of a run"),
+    "report": ("report", "write a report on one or more runs"),
+    "dashboard": ("dashboard", "watch runs in a browser"),
+    "evaluate": ("evaluate", "benchmark controllers against tuned baselines"),
+    "compare": ("evaluate", "compare controllers with each other"),
+    "grow": ("grow", "grow a network and save it as a plain PyTorch model"),
+    "export-controller": ("export", "save a run's best controller to a folder"),
+    "export-telemetry": ("export", "export a run's telemetry as tables"),
+    "tasks": ("listings", "list the tasks that hosts can learn"),
+    "blueprints": ("listings", "list the modules that can be grown"),
+    "doctor": ("doctor", "check the installation"),
+    "completion": ("completion", "print a shell completion script"),
 }
-"""All commands, in the order of ``esper --help``."""
+"""The module in esper.cli and the summary of each command, in the order of ``esper --help``.
+
+The module is imported when the command runs; it has a function such as ``run_train``.
+"""
 
 _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
@@ -154,7 +137,7 @@ def show_warning(
 def help_text() -> str:
     """Return the text of ``esper --help``."""
     width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:{width}}  {each.summary}" for name, each in COMMANDS.items())
+    commands = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     return (
         "usage: esper COMMAND [options]\n\n"
         "Grow neural networks while they train, guided by a learned controller.\n\n"
@@ -173,8 +156,8 @@ def find_command(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or " See esper --help."
         raise EsperError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}.{hint}")
-    command = COMMANDS[name]
-    return getattr(importlib.import_module(f"esper.cli.{command.module}"), command.function)
+    module = importlib.import_module(f"esper.cli.{COMMANDS[name][0]}")
+    return getattr(module, f"run_{name.replace('-', '_')}")
 
 
 def _run(args: list[str]) -> int:

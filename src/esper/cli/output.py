@@ -7,18 +7,27 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from esper.errors import StorageError, escape_controls, escape_for_data
 
+if TYPE_CHECKING:
+    from esper.progress import ProgressBar
+
 _ESCAPE_UNENCODABLE = "esper_escape_unencodable"
+
+
+def command_progress(title: str, *, quiet: bool = False) -> ProgressBar:
+    """Return the progress bar of a command, on stderr; in a file, a line now and then."""
+    from esper.progress import ProgressBar
+
+    return ProgressBar(not quiet, title=title, delay=0.0, stream=raw_stream(sys.stderr))
 
 
 def prepare_streams() -> bool:
@@ -78,32 +87,6 @@ def escaped_output() -> Generator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = kept
-
-
-class _WrappedStream(EscapedStream):
-    """A text stream that wraps long lines between words and escapes nothing."""
-
-    def write(self, text: str) -> int:
-        """Write a text with its long lines wrapped."""
-        self.raw.write("\n".join(map(self._wrapped, text.split("\n"))))
-        return len(text)
-
-    def _wrapped(self, line: str) -> str:
-        """Return a line as it is if it fits or belongs to a frame, else wrapped and colourless."""
-        bare, room = re.sub(r"\x1b\[[0-9;]*m", "", line), shutil.get_terminal_size().columns
-        fits = len(bare) <= room or not bare.isascii()
-        return line if fits else "\n".join(_wrap(bare, room, "  "))
-
-
-@contextmanager
-def wrapped_output() -> Generator[None]:
-    """Wrap long lines within the context and escape nothing, for text with colours of our own."""
-    kept = sys.stdout
-    sys.stdout = cast(TextIO, _WrappedStream(raw_stream(kept)))
-    try:
-        yield
-    finally:
-        sys.stdout = kept
 
 
 def flush_or_discard_output() -> None:
@@ -185,7 +168,7 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
         start = "  ".join([*cells, ""])
         if room is None or indent + len(row[-1]) <= room:
             print(f"{start}{row[-1]}".rstrip())
-        elif room - indent >= _LEAST_ROOM:
+        elif room - indent >= _MIN_ROOM:
             lines = _wrap(row[-1], room - indent)
             print(f"{start}{lines[0]}".rstrip())
             for line in lines[1:]:
@@ -207,8 +190,8 @@ def print_table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room, numbers = line_width(), sum(widths[1:]) + 2 * (len(widths) - 1)
     if room is not None and widths[0] + numbers > room:
-        most = max(room - numbers, 0)
-        widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= most), default=0)
+        maximum = max(room - numbers, 0)
+        widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= maximum), default=0)
     for name, *cells in rows:
         if len(name) > widths[0]:
             print(name)
@@ -261,7 +244,7 @@ def line_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-_LEAST_ROOM = 16
+_MIN_ROOM = 16
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:

@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
-from esper.cli.launch import show_comparison
+from esper.cli.arguments import Metavar, Positional, parse
 from esper.cli.output import one_line, print_json, print_table, print_wrapped
-from esper.cli.parsing import Switch, optional, parse
-from esper.cli.progress import count
+from esper.cli.verdict import show_evidence
+from esper.cli.views import ABOUT_COLUMNS, COLUMNS, HEADINGS, cells
 from esper.config.schema import shown
 from esper.errors import ConfigError, EsperError, RunError, StorageError
 from esper.invocation import program
+from esper.results.evidence import Evidence
+from esper.results.sentences import verdict_json
 from esper.storage.run_folder import RunFolder, list_folders, runs_folder
 from esper.telemetry import Metrics, open_run
-from esper.training.comparison import Comparison
 from esper.training.run import Run, load_run
 
 
-def facts_of(folder: RunFolder, *, verify: bool = False) -> dict[str, Any]:
+def facts_of(folder: RunFolder) -> dict[str, Any]:
     """Return a run's name, state, task, progress and latest held-out results; None if unknown.
 
     A run that cannot be read has the state ``"unreadable"`` and a ``"problem"``.
-
-    Args:
-        folder: The run's folder.
-        verify: Whether to compare the telemetry with its hash, which reads all of it.
     """
     facts: dict[str, Any] = {"run": str(folder.path), "name": folder.name}
-    names = ("task", "rounds", "rounds_done", "ep_rew", "score", "static_score")
+    names = ("task", "rounds", "rounds_done", "ep_rew", "score", "no_growth_score")
     try:
         run = Run(folder)
         metrics: Metrics = {}
         if _has_results(folder):
-            with open_run(folder.path, verify=verify) as telemetry:
+            with open_run(folder.path) as telemetry:
                 metrics = telemetry.metrics()
                 telemetry.sessions()  # a state read from damaged sessions would be wrong
         facts |= {
@@ -53,7 +48,7 @@ def facts_of(folder: RunFolder, *, verify: bool = False) -> dict[str, Any]:
     for name, metric in (
         ("ep_rew", "eval/mean_reward"),
         ("score", "eval/score"),
-        ("static_score", "growth/static_score"),
+        ("no_growth_score", "growth/no_growth_score"),
     ):
         facts[name] = metrics[metric].values[-1] if metric in metrics else None
     return facts
@@ -67,17 +62,17 @@ def _has_results(folder: RunFolder) -> bool:
     )
 
 
-_HEADINGS = ("run", "state", "task", "rounds", "return", "score", "static")
+_HEADINGS = ("run", "state", "task", "rounds", "return", "score", "no growth")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions:
     """List runs with their task, progress and results on held-out hosts."""
 
-    folder: Annotated[str | None, tyro.conf.Positional, optional("[FOLDER]")] = None
+    folder: Annotated[str | None, Positional("FOLDER")] = None
     """Folder of the runs; by default $ESPER_RUNS, or else runs."""
 
-    json: Switch = False
+    json: bool = False
     """Print JSON."""
 
 
@@ -105,7 +100,7 @@ def run_runs(args: Sequence[str]) -> int:
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
     rounds = "" if facts["rounds"] is None else f"{facts['rounds_done']} of {facts['rounds']}"
-    scores = [facts[name] for name in ("ep_rew", "score", "static_score")]
+    scores = [facts[name] for name in ("ep_rew", "score", "no_growth_score")]
     return (
         facts["run"],
         facts["state"],
@@ -118,35 +113,21 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 N_POINTS = 8
 """Rounds shown in the table of a run, evenly spaced."""
 
-_SHOWN: dict[str, tuple[str, Callable[[float], str]]] = {
-    "rollout/ep_rew_mean": ("return", "{:.3f}".format),
-    "growth/score": ("score", "{:.3f}".format),
-    "growth/flops": ("FLOPs", "{:.2f}".format),
-    "growth/seed_parameters": ("added", count),
-    "ops/germinate": ("seeds", "{:.2f}".format),
-    "ops/fossilize": ("kept", "{:.2f}".format),
-    "ops/prune": ("pruned", "{:.2f}".format),
-    "train/approx_kl": ("KL", "{:.3f}".format),
-    "train/entropy_loss": ("entropy", lambda loss: f"{-loss:.2f}"),
-    "time/fps": ("steps/s", count),
-}
-"""Metrics with their headings, short enough for 80 columns, and how their values are formatted."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
     """Show the state, progress and results of a run."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, Positional("RUN")]
     """Folder of the run, or its name in the runs folder."""
 
-    verbose: Switch = False
+    verbose: bool = False
     """Print every comparison in words, too."""
 
-    plot: Annotated[str | None, optional("FILE")] = None
+    plot: Annotated[str | None, Metavar("FILE")] = None
     """File to save the learning curves to (.png, .svg, .pdf); needs matplotlib."""
 
-    json: Switch = False
+    json: bool = False
     """Print JSON."""
 
 
@@ -154,12 +135,12 @@ def run_show(args: Sequence[str]) -> int:
     """Print the state, progress and results of a run; those that can be read if it is damaged."""
     options = parse(ShowOptions, args, command="show")
     found = load_run(options.run)
-    facts, summary = facts_of(found.folder, verify=True), found.summary
+    facts, summary = facts_of(found.folder), found.summary
     if options.plot is not None:
         _save_figure(found, Path(options.plot))
     sessions = [] if "problem" in facts else _sessions(found)
     if options.json:
-        comparison = None if summary is None else summary.to_json()
+        comparison = None if summary is None else verdict_json(summary)
         print_json(facts | {"sessions": sessions, "summary": comparison})
     else:
         _show_text(found, facts, sessions, summary, verbose=options.verbose)
@@ -170,10 +151,6 @@ def run_show(args: Sequence[str]) -> int:
     return 0
 
 
-_ABOUT_ROUNDS = (
-    "Means over the episodes that ended in the round. Added parameters and seeds (germinated, kept "
-    "by fossilizing, pruned) are per episode."
-)
 _ABOUT_PPO = "A record of PPO.learn: a round is a rollout and the update after it."
 _ABOUT_OWN = (
     "A record of your own training: a round is an epoch, the score is the one that you gave, and "
@@ -185,41 +162,36 @@ def _show_text(
     found: Run,
     facts: dict[str, Any],
     sessions: list[dict[str, Any]],
-    summary: Comparison | None,
+    summary: Evidence | None,
     *,
     verbose: bool,
 ) -> None:
-    _show_state(found, facts, sessions)
-    if summary is not None:
-        print()
-        show_comparison(summary, verbose=verbose)
-    if facts["rounds_done"]:
-        print()
-        with open_run(found.path) as telemetry:
-            print_table(_table(telemetry.metrics()))
-        print()
-        about = _ABOUT_OWN if found.config.is_own_training else _ABOUT_ROUNDS
-        print_wrapped(_ABOUT_PPO if found.config.is_ppo_training else about)
-    if (
-        summary is None
-        and facts["state"] not in ("running", "unreadable")
-        and not found.config.is_own_training
-        and not found.config.is_ppo_training
-    ):
-        print(f"\nResume with: {found.resume_command}")
-
-
-def _show_state(found: Run, facts: dict[str, Any], sessions: list[dict[str, Any]]) -> None:
-    """Print the run's progress and the sessions that trained it."""
     config = found.config
     done = "?" if facts["rounds_done"] is None else facts["rounds_done"]
     print(
         f"{found.path}: {facts['state']}, {config.task}, round {done} of {config.rounds}, "
         f"seed {config.seed}"
     )
+    _show_sessions(sessions, is_running=facts["state"] == "running")
+    if summary is not None:
+        print()
+        show_evidence(summary, verbose=verbose)
+    if facts["rounds_done"]:
+        print()
+        with open_run(found.path) as telemetry:
+            print_table(_table(telemetry.metrics()))
+        print()
+        about = _ABOUT_OWN if config.is_own_training else ABOUT_COLUMNS
+        print_wrapped(_ABOUT_PPO if config.is_ppo_training else about)
+    can_resume = not config.is_own_training and not config.is_ppo_training
+    if summary is None and can_resume and facts["state"] not in ("running", "unreadable"):
+        print(f"\nResume with: {found.resume_command}")
+
+
+def _show_sessions(sessions: list[dict[str, Any]], *, is_running: bool) -> None:
     for session in sessions:
         ended = session["ended_at"]
-        end = _local(ended) if ended else "now" if facts["state"] == "running" else "unknown"
+        end = _local(ended) if ended else "now" if is_running else "unknown"
         outcome = session["outcome"] or ("running" if end == "now" else "killed")
         message = f": {session['message']}" if session["message"] else ""
         line = f"{_local(session['started_at'])} to {end}, {outcome}{message}"
@@ -234,23 +206,22 @@ def _local(stamp: str) -> str:
         return repr(stamp)  # damaged
 
 
-def _table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Return a table of evenly spaced rounds, with the columns that the run has."""
+def _table(metrics: Metrics) -> list[list[str]]:
+    """Return a table of evenly spaced rounds, without columns that the run has no values for."""
     rounds = metrics["time/iterations"].rounds
     last = len(rounds) - 1
     picked = sorted({rounds[round(last * i / (N_POINTS - 1))] for i in range(N_POINTS)})
-    columns = {name: column for name, column in _SHOWN.items() if name in metrics}
-    rows: list[tuple[str, ...]] = [("round", *(heading for heading, _ in columns.values()))]
     by_round = {
-        name: dict(zip(metrics[name].rounds, metrics[name].values, strict=True)) for name in columns
+        name: dict(zip(metrics[name].rounds, metrics[name].values, strict=True))
+        for name in COLUMNS
+        if name in metrics
     }
+    rows = [list(HEADINGS)]
     for number in picked:
-        cells = [str(number)]
-        for name, (_, format_value) in columns.items():
-            value = by_round[name].get(number)
-            cells.append("" if value is None else format_value(value))
-        rows.append(tuple(cells))
-    return rows
+        found = {name: values[number] for name, values in by_round.items() if number in values}
+        rows.append(cells(number, found))
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _sessions(found: Run) -> list[dict[str, Any]]:

@@ -1,31 +1,21 @@
-"""Views of a training run: lines of text, JSON or nothing; ``live.py`` has the panel."""
+"""Views of a training run: a table of rounds with a progress bar, JSON, or nothing."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from esper.cli.output import json_text
-from esper.cli.progress import (
-    ProgressState,
-    count,
-    evaluation_text,
-    op_text,
-    parameter_text,
-    relative_text,
-    score_text,
-    trial_text,
-    trial_verb,
-)
+from esper.cli.output import command_progress, json_text
 from esper.config.run import RunConfig
 from esper.errors import escape_controls
-from esper.formatting import UNKNOWN, clock_text, many, number
+from esper.formatting import many
+from esper.progress import ProgressBar
+from esper.telemetry.metrics import metrics_of
 from esper.telemetry.records import (
     EvaluationRecord,
     GovernorRecord,
@@ -34,13 +24,11 @@ from esper.telemetry.records import (
     RoundRecord,
     UpdateRecord,
 )
-from esper.training.run import Run
+from esper.training.progress import RunProgress
 
 if TYPE_CHECKING:
     from esper.training.output import TrialProgress
-
-LONGEST_SILENCE = 10.0
-"""Seconds without output after which a line of progress is printed."""
+    from esper.training.run import Run
 
 EVENTS: dict[type[Record], str] = {
     RoundRecord: "round",
@@ -61,185 +49,183 @@ _JSON_FIELDS = (
 Print = Callable[[str], None]
 
 
-class LineView:
-    """Prints one line per round, with its update, and one per evaluation."""
-
-    def __init__(
-        self, state: ProgressState, write_line: Print, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._state = state
-        self._print = write_line
-        self._waiting: RoundRecord | None = None
-        self._clock = clock
-        self._last_line = clock()
-        config = state.config
-        action = f"resuming {state.name}, training" if state.name else "training"
-        self._print_line(
-            f"{action} on {config.task}: {many(config.rounds, 'round')}, "
-            f"{many(config.envs, 'host')}, {many(config.n_steps, 'step')} each"
-        )
-
-    def write(self, record: Record) -> None:
-        """Update the state with a record and print the line it completes."""
-        self._state.take(record)
-        if isinstance(record, RoundRecord):
-            self._flush()
-            self._waiting = record
-        if isinstance(record, (RoundRecord, UpdateRecord)):
-            update = self._state.update
-            if self._waiting and update and update.round == self._waiting.round:
-                self._flush()
-        elif isinstance(record, EvaluationRecord):
-            self._flush()
-            label = "comparison" if record.purpose == "final" else "evaluation"
-            self._print_line(f"  {label} after round {record.round}, {evaluation_text(record)}")
-        elif isinstance(record, NoticeRecord):
-            self._print_line(f"  round {record.round}: {record.message}")
-        else:
-            self._break_silence()
-
-    def watch_step(self, step: int) -> None:
-        """Update the state."""
-        self._state.take_step(step)
-        self._break_silence()
-
-    def watch_trial(self, trial: TrialProgress) -> None:
-        """Print the first evaluation, and the progress of long ones."""
-        is_first = trial.share == 0.0 and self._state.round is None and trial.purpose != "final"
-        self._state.take_trial(trial)
-        if is_first or self._is_silent:
-            self._print_line(f"  {trial_verb(trial)} {trial_text(trial)}")
-
-    def watch_workers(self, message: str) -> None:
-        """Print a sentence about worker processes."""
-        self._print_line(f"  {message}")
-
-    def tell(self, message: str) -> None:
-        """Print a message on stderr."""
-        print_to_stderr(message)
-
-    @property
-    def _is_silent(self) -> bool:
-        return self._clock() - self._last_line >= LONGEST_SILENCE
-
-    def _break_silence(self) -> None:
-        """Print the step if nothing was printed for long."""
-        if self._is_silent:
-            step, n_steps = self._state.step, self._state.config.n_steps
-            self._print_line(f"  step {step % n_steps} of {n_steps} of the round")
-
-    def _print_line(self, line: str) -> None:
-        self._last_line = self._clock()
-        self._print(line)
-
-    def close(self) -> None:
-        """Print the round that still waits for its update, if any."""
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._waiting is not None:
-            self._print_line(round_line(self._state, self._waiting))
-            self._waiting = None
+def count(value: float) -> str:
+    """Return a count with three significant digits: ``987``, ``1.23k``, ``45.6M``."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
 
 
-class QuietView:
-    """Prints messages on stderr and nothing else."""
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "rollout/ep_rew_mean": ("return", "{:.3f}".format),
+    "growth/score": ("score", "{:.3f}".format),
+    "growth/flops": ("FLOPs", "{:.2f}".format),
+    "growth/seed_parameters": ("added", count),
+    "ops/germinate": ("seeds", "{:.2f}".format),
+    "ops/fossilize": ("kept", "{:.2f}".format),
+    "ops/prune": ("pruned", "{:.2f}".format),
+    "train/approx_kl": ("KL", "{:.3f}".format),
+    "train/entropy_loss": ("entropy", lambda loss: f"{-loss:.2f}"),
+    "time/fps": ("fps", count),
+}
+"""Metrics of a round with their headings, which fit 80 columns, and how values are formatted."""
+
+HEADINGS = ("round", *(heading for heading, _ in COLUMNS.values()))
+
+ABOUT_COLUMNS = (
+    "Means over the episodes that ended in the round. Added parameters and seeds (germinated, kept "
+    "by fossilizing, pruned) are per episode."
+)
+
+
+def cells(number: int, metrics: Mapping[str, float]) -> list[str]:
+    """Return the row of a round; empty cells where the run has no value."""
+    texts = [
+        to_text(metrics[name]) if name in metrics else "" for name, (_, to_text) in COLUMNS.items()
+    ]
+    return [str(number), *texts]
+
+
+def _aligned(row: Sequence[str]) -> str:
+    widths = [max(len(heading), 5) for heading in HEADINGS]
+    return "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def evaluation_line(row: EvaluationRecord) -> str:
+    """Return the results of a controller on held-out hosts, below the headings of a round."""
+    arm = row.arm.replace("-", " ")
+    best = ", best so far" if row.is_best else ""
+    return (
+        f"{'':5}  {row.ep_rew_mean:6.3f}  {row.score_mean:5.3f}  {row.flops_mean:5.2f}  "
+        f"{arm} on {row.n_episodes} held-out hosts{best}"
+    )
+
+
+class View:
+    """A watcher of a run that prints messages on stderr and nothing else."""
 
     def write(self, record: Record) -> None:
-        """Ignore a record."""
+        """Show a record."""
 
     def watch_step(self, step: int) -> None:
-        """Ignore a step."""
+        """Show the number of a step."""
 
     def tell(self, message: str) -> None:
-        """Print a message on stderr."""
+        """Show a message at once, such as the response to a signal."""
         print_to_stderr(message)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Show what is still pending. Closing again does nothing."""
 
 
-class JsonView:
+class JsonView(View):
     """Prints a JSON object for each round, update, evaluation, rollback and notice."""
 
     def __init__(self, write_line: Print) -> None:
         self._print = write_line
 
     def write(self, record: Record) -> None:
-        """Print a record if it is one of these."""
+        """Print a record if it is one of these; numbers that are not finite become null."""
         event = EVENTS.get(type(record))
         if event is not None:
-            self._print(json_line(event, asdict(record)))
+            facts = {
+                name: json.loads(value or "{}") if name in _JSON_FIELDS else value
+                for name, value in asdict(record).items()
+            }
+            self._print(json_text({"event": event} | facts))
+
+
+class LineView(View):
+    """Prints a row for each round, with its update, and a line for each evaluation."""
+
+    def __init__(
+        self, config: RunConfig, bar: ProgressBar, write_line: Print, name: str = ""
+    ) -> None:
+        """Print what is trained.
+
+        Args:
+            config: The run's settings.
+            bar: Shows the progress; it is entered here.
+            write_line: Prints a line.
+            name: Name of the run, if it is being resumed.
+        """
+        self._print, self._bar = write_line, bar
+        self._round: RoundRecord | None = None
+        self._update: UpdateRecord | None = None
+        self._has_heading = False
+        action = f"resuming {name}, training" if name else "training"
+        relative = config.rewards.reward == "scheduled"
+        self._print(
+            f"{action} on {config.task}: {many(config.rounds, 'round')}, "
+            f"{many(config.envs, 'host')}, {many(config.n_steps, 'step')} each"
+            + ("; returns are relative to the fixed schedule" if relative else "")
+        )
+        self._bar.__enter__()
+        self._bar.show("loading PyTorch", 0.0)
+        self._progress = RunProgress(bar, config)
+
+    def write(self, record: Record) -> None:
+        """Print the line that a record completes."""
+        self._progress.write(record)
+        if isinstance(record, RoundRecord):
+            self._flush()
+            self._round = record
+        elif isinstance(record, UpdateRecord):
+            self._update = record
+        elif isinstance(record, EvaluationRecord):
+            self._flush()
+            self._print_row(evaluation_line(record))
+        elif isinstance(record, NoticeRecord):
+            self._print(f"  round {record.round}: {record.message}")
+        if self._round is not None and self._update_of(self._round) is not None:
+            self._flush()
 
     def watch_step(self, step: int) -> None:
-        """Ignore a step."""
+        """Move the bar."""
+        self._progress.watch_step(step)
 
-    def tell(self, message: str) -> None:
-        """Print a message on stderr."""
-        print_to_stderr(message)
+    def watch_trial(self, trial: TrialProgress) -> None:
+        """Move the bar."""
+        self._progress.watch_trial(trial)
+
+    def watch_workers(self, message: str) -> None:
+        """Print a sentence about worker processes."""
+        self._print(f"  {message}")
 
     def close(self) -> None:
-        """Do nothing."""
+        """Print the round that still waits for its update, if any, and remove the bar."""
+        self._flush()
+        self._bar.__exit__(*sys.exc_info())
 
+    def _flush(self) -> None:
+        """Print the round that waits for its update, if any."""
+        row, self._round = self._round, None
+        if row is None:
+            return
+        update = self._update_of(row)
+        metrics = metrics_of(row) | ({} if update is None else metrics_of(update))
+        self._print_row(_aligned(cells(row.round, metrics)))
+        if update is not None and update.was_refused:
+            self._print(f"  update rejected: {update.refusal}")
+        if row.n_restored:
+            self._print(f"  {many(row.n_restored, 'host')} rolled back")
 
-def round_line(state: ProgressState, row: RoundRecord) -> str:
-    """Return a round and its update in one line."""
-    left = state.seconds_left
-    parts = [
-        f"round {row.round}/{state.config.rounds}",
-        f"{count(row.steps_per_second)} env-steps/s",
-        f"{UNKNOWN if left is None else clock_text(left)} left",
-        f"return {number(row.ep_rew_mean)}{relative_text(state.config)}",
-        f"score {score_text(row)}",
-        parameter_text(row),
-        op_text(row),
-    ]
-    update = state.update
-    if update is not None and update.round == row.round:
-        parts.append(f"KL {number(update.approx_kl, 4)}")
-        parts.append(f"entropy {number(update.entropy, 2)}")
-        parts += ["stopped early"] * update.stopped_early
-        parts += [f"update rejected: {update.refusal}"] * update.was_refused
-    if row.n_restored:
-        parts.append(f"{many(row.n_restored, 'host')} rolled back")
-    if row.workers_restarted:
-        parts.append(f"{many(row.workers_restarted, 'worker')} restarted")
-    return "  ".join(parts)
+    def _update_of(self, row: RoundRecord) -> UpdateRecord | None:
+        return self._update if self._update and self._update.round == row.round else None
 
-
-def json_line(event: str, facts: dict[str, Any]) -> str:
-    """Return an event as one line of JSON; numbers that are not finite become null."""
-    plain = {
-        name: json.loads(value or "{}") if name in _JSON_FIELDS else value
-        for name, value in facts.items()
-    }
-    return json_text({"event": event} | plain)
+    def _print_row(self, line: str) -> None:
+        if not self._has_heading:
+            self._print(_aligned(HEADINGS))
+            self._has_heading = True
+        self._print(line)
 
 
 def print_to_stderr(message: str) -> None:
     """Print a message on stderr without buffering, so that a signal handler may call this."""
     with suppress(OSError):  # the terminal may be closed
-        os.write(2, f"esper: {escape_controls(message)}\n".encode())
-
-
-_SIMPLE_TERMINALS = ("dumb", "unknown")
-"""Terminals that cannot redraw a panel."""
-
-
-class View(Protocol):
-    """A telemetry sink that shows records to a person or a program."""
-
-    def write(self, record: Record) -> None:
-        """Show a record."""
-        ...
-
-    def tell(self, message: str) -> None:
-        """Show a message at once, such as the response to a signal."""
-        ...
-
-    def close(self) -> None:
-        """Show what is still pending. Closing again does nothing."""
-        ...
+        erase = "\r\x1b[K" if os.isatty(2) else ""  # a bar may be drawn there
+        os.write(2, f"{erase}esper: {escape_controls(message)}\n".encode())
 
 
 class LineWriter:
@@ -253,7 +239,7 @@ class LineWriter:
         if not self._has_output:
             return
         try:
-            print(line, flush=True)
+            print(escape_controls(line), flush=True)
         except OSError:
             self._has_output = False
 
@@ -262,7 +248,7 @@ class LineWriter:
 def make_view(
     config: RunConfig, *, quiet: bool, json: bool, resumed: Run | None = None
 ) -> Generator[View]:
-    """Yield the view that suits the options and stdout, and close it at the end.
+    """Yield the view that suits the options, and close it at the end.
 
     Args:
         config: The run's settings.
@@ -270,23 +256,14 @@ def make_view(
         json: Print one JSON object per line.
         resumed: The run, if it is being resumed.
     """
-    view = _select_view(config, resumed, quiet=quiet, json=json)
+    if json:
+        view = JsonView(LineWriter())
+    elif quiet:
+        view = View()
+    else:
+        bar = command_progress("training")
+        view = LineView(config, bar, LineWriter(), "" if resumed is None else resumed.name)
     try:
         yield view
     finally:
         view.close()
-
-
-def _select_view(config: RunConfig, resumed: Run | None, *, quiet: bool, json: bool) -> View:
-    if json:
-        return JsonView(LineWriter())
-    if quiet:
-        return QuietView()
-    state = ProgressState(config)
-    if resumed is not None:
-        state.load(resumed)
-    if not sys.stdout.isatty() or os.environ.get("TERM") in _SIMPLE_TERMINALS:
-        return LineView(state, LineWriter())
-    from esper.cli.live import LiveView
-
-    return LiveView(state)

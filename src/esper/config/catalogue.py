@@ -8,8 +8,6 @@ TASKS: dict[str, str] = {
     "digits": "8x8 handwritten digits, 1,000 for training; ships with Esper",
     "digits-family": "random tasks on digits: classes, noise, sizes and learning rates vary by "
     "episode",
-    "fashion-mnist": "28x28 or 14x14 greyscale images of clothing; needs the IDX files",
-    "cifar10": "32x32 colour photographs; needs the standard archive, unpacked",
     "text": "next-character prediction on a book that ships with Esper, or on any text file",
     "spirals": "two or three random spirals in the plane; milliseconds per epoch",
     "prior": "random problems for random hosts: teachers, sizes, noise, budgets and prices vary",
@@ -69,7 +67,7 @@ BLUEPRINTS: dict[str, BlueprintFacts] = {
 BLUEPRINT_GROUP = "esper.blueprints"
 """The entry point group of other packages' blueprints."""
 
-CONTROLLERS = ("wait", "random", "fixed", "heuristic", "progressive")
+CONTROLLERS = ("no-growth", "random", "fixed", "heuristic", "progressive")
 """Controllers that follow simple rules."""
 
 SHIPPED = "shipped"

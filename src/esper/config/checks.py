@@ -1,86 +1,227 @@
-"""Validation of settings; every error names the setting, its value and what is allowed."""
+"""What settings and arguments may be: declared as types, checked from the declaration.
+
+    n_epochs: Annotated[int, Bounds(1, 10_000)]
+    gamma: UnitInterval
+    clip: Literal["per-head", "joint"]
+    target_kl: PositiveFloat | None
+
+Fields of a :class:`Settings` are declared so, and arguments are passed to :func:`check` with their
+declaration. Every error names the setting, its value and what is allowed.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from esper.errors import ConfigError, TaskError, did_you_mean, type_of
+from esper.errors import ConfigError, TaskError, did_you_mean, shown, type_of
 
 Choice = TypeVar("Choice")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-MOST_INT = 2**63 - 1
+MAX_INT = 2**63 - 1
 """The largest integer that files and tensors can hold."""
 
-MOST_SEED = 2**64 - 1
+MAX_SEED = 2**64 - 1
 """The largest seed of a torch generator."""
 
 
-def require_int(name: str, value: object, *, least: int, most: int = MOST_INT) -> None:
-    """Require an integer in ``[least, most]``; bool is not accepted."""
-    if (
-        not isinstance(value, Integral)
-        or isinstance(value, bool)
-        or not least <= int(value) <= most
-    ):
-        limit = f" and at most {most}" if isinstance(value, Integral) and int(value) > most else ""
-        raise ConfigError(
-            f"{name} is {value!r}; it must be a whole number of at least {least}{limit}."
-        )
+@dataclass(frozen=True)
+class Bounds:
+    """The range of a number, which is in ``[minimum, maximum]`` and greater than ``above``."""
+
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    above: float = -math.inf
+
+    def contain(self, number: float) -> bool:
+        """Return whether a number is in the range."""
+        return self.minimum <= number <= self.maximum and number > self.above
+
+    def words(self) -> str:
+        """Describe the range, such as ``" of at least 1 and at most 9"``."""
+        lower = f" of at least {_digits(self.minimum)}" if self.minimum > -math.inf else ""
+        lower = f" greater than {_digits(self.above)}" if self.above > -math.inf else lower
+        upper = f" at most {_digits(self.maximum)}" if self.maximum < math.inf else ""
+        return f"{lower} and{upper}" if lower and upper else lower or upper
 
 
-def as_number(name: str, value: Any) -> float:
-    """Return a number that may be a tensor or an array of one.
+def _digits(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+PositiveInt = Annotated[int, Bounds(1)]
+NonNegativeInt = Annotated[int, Bounds(0)]
+Seed = Annotated[int, Bounds(0, MAX_SEED)]
+PositiveFloat = Annotated[float, Bounds(above=0.0)]
+NonNegativeFloat = Annotated[float, Bounds(0.0)]
+UnitInterval = Annotated[float, Bounds(0.0, 1.0)]
+
+_NAMES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
+_MISMATCH = object()
+
+
+class Settings:
+    """Base of frozen dataclasses whose fields are checked by their declarations.
+
+    Numbers of other libraries become Python's, which every file can hold. Rules between fields are
+    added to ``__post_init__``.
+    """
+
+    def __post_init__(self) -> None:
+        for name, kind in types_of(type(self)).items():
+            object.__setattr__(self, name, check(name, getattr(self, name), kind))
+
+
+@functools.cache
+def types_of(cls: type[Any]) -> dict[str, Any]:
+    """Return the declarations of a dataclass's fields, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def check(name: str, value: object, kind: Any, *, none: str = "None") -> Any:
+    """Return a value as its declaration has it: numbers as Python's and lists as tuples.
+
+    Args:
+        name: What the value is called, for messages.
+        value: The value from a file or a user.
+        kind: Its declaration: a plain type, one with :class:`Bounds`, a Literal, a tuple or a dict
+            of these, or a union.
+        none: How None is spelled where the value is from.
 
     Raises:
-        ConfigError: If it is something else.
+        ConfigError: If the value is something else. True is not a number and 1.0 not an integer;
+            an integer is also a float, and floats are finite.
     """
-    if not isinstance(value, (str, bytes)):
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            pass
-    raise ConfigError(f"{name} is {type_of(value)}; it must be a number.")
+    for member in _members(kind):
+        converted = _convert(name, value, member)
+        if converted is not _MISMATCH:
+            return converted
+    words = [choice for member in _members(kind) for choice in _choices(member)]
+    near = did_you_mean(value, words) if isinstance(value, str) else ""
+    if isinstance(value, Integral) and int(value) > MAX_INT:
+        near = f" The largest whole number is {MAX_INT}."
+    raise ConfigError(f"{name} is {shown(value)}; it must be {allowed_words(kind, none)}.{near}")
 
 
-def require_seed(value: object, name: str = "seed") -> None:
-    """Require a seed that torch and numpy accept."""
-    require_int(name, value, least=0, most=MOST_SEED)
+def allowed_words(kind: Any, none: str = "None") -> str:
+    """Describe the values that a declaration allows."""
+    members = _members(kind)
+    if len(members) > 1:
+        others = [allowed_words(member) for member in members if member is not NoneType]
+        return " or ".join(others) + (f", or {none}" if NoneType in members else "")
+    plain, bounds = _parts(kind)
+    if choices := _choices(plain):
+        return f"one of {', '.join(json.dumps(choice) for choice in choices)}"
+    if get_origin(plain) is tuple:
+        first, *rest = get_args(plain)
+        if rest == [Ellipsis]:
+            return f"a list, each {allowed_words(first)}"
+        return f"a list of {', '.join(map(allowed_words, (first, *rest)))}"
+    if get_origin(plain) is dict:
+        return f"a table, each {allowed_words(get_args(plain)[1])}"
+    return _type_words(plain) + bounds.words()
 
 
-def require_number(
-    name: str,
-    value: object,
-    *,
-    least: float = -math.inf,
-    most: float = math.inf,
-    above: float = -math.inf,
-) -> None:
-    """Require a finite number in ``[least, most]`` that is greater than ``above``."""
-    if (
-        not isinstance(value, Real)
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or not least <= float(value) <= most
-        or float(value) <= above
-    ):
-        raise ConfigError(f"{name} is {value!r}; it must be {_range(least, most, above)}.")
+def _type_words(plain: Any) -> str:
+    if plain in _NAMES:
+        return _NAMES[plain]
+    if get_origin(plain) is cast("Any", Callable):
+        return "a function"
+    kind: type[Any] = get_origin(plain) or plain
+    if issubclass(kind, Enum):
+        return f"one of {', '.join(f'{kind.__name__}.{member.name}' for member in kind)}"
+    return f"a {kind.__name__}"
 
 
-def require_bool(name: str, value: object) -> None:
-    """Require True or False."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; it must be True or False.")
+def _convert(name: str, value: object, kind: Any) -> Any:
+    """Return a value converted to a declaration that is not a union, or ``_MISMATCH``."""
+    plain, bounds = _parts(kind)
+    origin = get_origin(plain)
+    if origin is Literal:
+        is_text = isinstance(value, str)
+        return next((one for one in _choices(plain) if is_text and one == value), _MISMATCH)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        items, kinds = cast("Sequence[object]", value), get_args(plain)
+        if kinds[-1] is Ellipsis:
+            kinds = kinds[:1] * len(items)
+        if len(kinds) != len(items):
+            return _MISMATCH
+        pairs = enumerate(zip(items, kinds, strict=True))
+        return tuple(check(f"{name}[{i}]", item, each) for i, (item, each) in pairs)
+    if origin is dict and isinstance(value, Mapping):
+        return _check_table(name, cast("Mapping[object, object]", value), get_args(plain)[1])
+    if plain is not int and plain is not float:
+        return value if isinstance(value, origin or plain) else _MISMATCH
+    number = _as_integer(value) if plain is int else _as_float(value)
+    if number is None or not bounds.contain(number):
+        return _MISMATCH
+    is_storable = bounds == Bounds() or bounds.maximum < math.inf or abs(number) <= MAX_INT
+    return number if plain is float or is_storable else _MISMATCH
+
+
+def _as_integer(value: object) -> int | None:
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+
+
+def _as_float(value: object) -> float | None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _check_table(name: str, table: Mapping[object, object], kind: Any) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    for key, value in table.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"a name in {name} is {shown(key)}; it must be a string.")
+        checked[key] = check(f"{name}.{key if key.isidentifier() else repr(key)}", value, kind)
+    return checked
+
+
+@functools.cache
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, Bounds]:
+    """Return the plain type of a declaration, and its bounds."""
+    if get_origin(kind) is not Annotated:
+        return kind, Bounds()
+    plain, *rest = get_args(kind)
+    return plain, next((each for each in rest if isinstance(each, Bounds)), Bounds())
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def require_choice(name: str, value: object, allowed: Iterable[Choice]) -> Choice:
@@ -95,7 +236,7 @@ def require_choice(name: str, value: object, allowed: Iterable[Choice]) -> Choic
                 return choice
     words = [str(choice) for choice in choices]
     hint = did_you_mean(value, words)
-    raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(words)}.{hint}")
+    raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(words)}.{hint}")
 
 
 def reject_unknown(
@@ -140,25 +281,18 @@ def rejects_unknown(function: str) -> Callable[[Callable[P, R]], Callable[P, R]]
     return decorate
 
 
-def make_numbers_plain(settings: Any) -> None:
-    """Convert NumPy numbers in frozen settings to Python numbers, which every file can hold."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if type(value) in (bool, int, float):
-            continue
-        if isinstance(value, Integral):
-            object.__setattr__(settings, field.name, int(value))
-        elif isinstance(value, Real):
-            object.__setattr__(settings, field.name, float(value))
+def as_number(name: str, value: Any) -> float:
+    """Return a number that may be a tensor or an array of one.
 
-
-def _range(least: float, most: float, above: float) -> str:
-    lower = f"greater than {above:g}" if math.isfinite(above) else f"at least {least:g}"
-    if math.isfinite(least) and math.isfinite(most):
-        return f"a number in [{least:g}, {most:g}]"
-    if math.isfinite(most):
-        return f"a number {lower} and at most {most:g}"
-    return f"a finite number {lower}" if lower != "at least -inf" else "a finite number"
+    Raises:
+        ConfigError: If it is something else.
+    """
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise ConfigError(f"{name} is {type_of(value)}; it must be a number.")
 
 
 class CodeWarning(UserWarning):

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict, get_args
 
 from esper.config.checks import (
-    MOST_INT,
-    make_numbers_plain,
-    require_bool,
-    require_choice,
-    require_int,
-    require_number,
+    Bounds,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
 )
 from esper.errors import ConfigError
 
-MOST_EPOCHS = 100_000
-"""Most epochs of an episode. This and what follows bound the time that a file can ask for."""
+MAX_EPOCHS = 100_000
+"""Maximum epochs of an episode. This and what follows bound the time that a file can ask for."""
 
-MOST_BATCHES_PER_EPOCH = 1_000_000
+MAX_BATCHES_PER_EPOCH = 1_000_000
 
-MOST_BLOCKS = 1000
-"""Most blocks of a host, each of which has slots; other sizes are bounded by memory."""
-
-DEEPEN_STARTS = ("copied", "fresh")
+MAX_BLOCKS = 1000
+"""Maximum blocks of a host, each of which has slots; other sizes are bounded by memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowthConfig:
+class GrowthConfig(Settings):
     """How seeds start, and how long they stay in a stage before its gate opens.
 
     Examples:
@@ -36,13 +34,13 @@ class GrowthConfig:
         2
     """
 
-    min_training_epochs: int = 1
+    min_training_epochs: NonNegativeInt = 1
     """Epochs that a seed trains before it may blend."""
 
-    min_holding_epochs: int = 1
+    min_holding_epochs: NonNegativeInt = 1
     """Epochs that a seed is held before it may be fossilized."""
 
-    embargo_epochs: int = 2
+    embargo_epochs: PositiveInt = 2
     """Epochs that a slot is closed after a seed was pruned or fossilized."""
 
     advances_alone: bool = False
@@ -53,26 +51,16 @@ class GrowthConfig:
     """Whether a seed is committed, at its alpha target, as soon as it germinates. New seeds change
     nothing yet, so the model goes on as it was and all of it trains together."""
 
-    max_widening: float | None = None
+    max_widening: Annotated[float, Bounds(1.0)] | None = None
     """Hidden units that a block may be widened to, relative to its own; None for no limit. A seed
     takes what is left of it, and then the slot is closed."""
 
     deepen_start: Literal["copied", "fresh"] = "copied"
     """Weights of a deepen seed behind its zeroed layers: the block's own, or newly drawn ones."""
 
-    def __post_init__(self) -> None:
-        require_bool("advances_alone", self.advances_alone)
-        require_bool("commits_at_once", self.commits_at_once)
-        require_choice("deepen_start", self.deepen_start, DEEPEN_STARTS)
-        if self.max_widening is not None:
-            require_number("max_widening", self.max_widening, least=1.0)
-        require_int("min_training_epochs", self.min_training_epochs, least=0)
-        require_int("min_holding_epochs", self.min_holding_epochs, least=0)
-        require_int("embargo_epochs", self.embargo_epochs, least=1)
-
 
 @dataclass(frozen=True, kw_only=True)
-class GovernorConfig:
+class GovernorConfig(Settings):
     """When a loss is an outlier. Losses and gradients that are not finite always stop an update.
 
     Examples:
@@ -81,40 +69,31 @@ class GovernorConfig:
         1000000000.0
     """
 
-    warmup_losses: int = 20
+    warmup_losses: Annotated[int, Bounds(2)] = 20
     """Losses observed, at first and after a rollback, before the bound is at its narrowest."""
 
-    warmup_factor: float = 1000.0
+    warmup_factor: Annotated[float, Bounds(1.0)] = 1000.0
     """Multiple of the first loss that an outlier must reach until then. Each further outlier in a
     row multiplies it again."""
 
-    untrained_loss: float = 1e3
+    untrained_loss: PositiveFloat = 1e3
     """Used in place of the first loss, to judge the first loss itself."""
 
-    memory: float = 0.95
+    memory: Annotated[float, Bounds(0.0, 0.9999)] = 0.95
     """Decay of the running mean and deviation of the loss, in [0, 1)."""
 
-    outlier_deviations: float = 10.0
+    outlier_deviations: PositiveFloat = 10.0
     """Standard deviations above the running mean that an outlier must reach."""
 
-    outlier_factor: float = 3.0
+    outlier_factor: Annotated[float, Bounds(1.0)] = 3.0
     """Multiple of the running mean that an outlier must reach."""
 
-    outlier_floor: float = 1.0
+    outlier_floor: NonNegativeFloat = 1.0
     """Rise above the running mean that an outlier must reach."""
-
-    def __post_init__(self) -> None:
-        require_number("outlier_floor", self.outlier_floor, least=0.0)
-        require_int("warmup_losses", self.warmup_losses, least=2)
-        require_number("memory", self.memory, least=0.0, most=0.9999)
-        require_number("outlier_deviations", self.outlier_deviations, above=0.0)
-        require_number("outlier_factor", self.outlier_factor, least=1.0)
-        require_number("warmup_factor", self.warmup_factor, least=1.0)
-        require_number("untrained_loss", self.untrained_loss, above=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(Settings):
     """Length of an episode, and its prices in units of the task's score.
 
     Examples:
@@ -122,31 +101,23 @@ class Budget:
         Budget(n_epochs=8, flop_price=0.1, parameter_rent=0.02)
     """
 
-    n_epochs: int = 16
+    n_epochs: Annotated[int, Bounds(1, MAX_EPOCHS)] = 16
     """Epochs that a host may train, which is the number of decisions in an episode."""
 
-    flop_price: float = 0.2
-    """Price of the FLOPs of one reference run, in score."""
+    flop_price: NonNegativeFloat = 0.2
+    """Score that the FLOPs of one reference run cost."""
 
-    parameter_rent: float = 0.02
-    """Price of holding as many added parameters as the reference host has for a whole run, in
-    score."""
-
-    def __post_init__(self) -> None:
-        require_int("n_epochs", self.n_epochs, least=1, most=MOST_EPOCHS)
-        require_number("flop_price", self.flop_price, least=0.0)
-        require_number("parameter_rent", self.parameter_rent, least=0.0)
-        make_numbers_plain(self)
+    parameter_rent: NonNegativeFloat = 0.02
+    """Score lost for doubling the host's parameters for a whole run."""
 
 
 RewardForm = Literal["dense", "sparse", "paired", "scheduled"]
-REWARDS: tuple[RewardForm, ...] = ("dense", "sparse", "paired", "scheduled")
 RELATIVE_REWARDS: tuple[RewardForm, ...] = ("paired", "scheduled")
 """Forms that are relative to the same host with another controller."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig:
+class RewardConfig(Settings):
     """How an episode's return is distributed over its steps.
 
     With gamma 1 the sum of rewards is the same for all settings, minus what the same host with
@@ -159,33 +130,28 @@ class RewardConfig:
     """
 
     reward: RewardForm = "dense"
-    """Reward every step, only the last one, or every step by how much better it was than the same
-    epoch of the same host: paired, with that host left alone; scheduled, with that host grown by
-    the fixed schedule that suits its price."""
+    """Reward every step (dense), only the last one (sparse), or every step relative to the same
+    epoch of the same host: with no growth (paired), or grown by the fixed schedule that suits its
+    price (scheduled)."""
 
-    shaping: float = 0.02
+    shaping: NonNegativeFloat = 0.02
     """Shaping potential of a host with a committed seed in every slot, in score; 0 for no
     shaping."""
 
-    governor_penalty: float = 0.01
+    governor_penalty: NonNegativeFloat = 0.01
     """Penalty for each epoch that the governor rolls back, in score."""
 
-    gamma: float = 1.0
+    gamma: Annotated[float, Bounds(above=0.0, maximum=1.0)] = 1.0
     """Discount factor used in shaping; must equal ppo.gamma."""
 
-    def __post_init__(self) -> None:
-        require_choice("reward", self.reward, REWARDS)
-        require_number("shaping", self.shaping, least=0.0)
-        require_number("governor_penalty", self.governor_penalty, least=0.0)
-        require_number("gamma", self.gamma, above=0.0, most=1.0)
 
-
-OPTIMIZERS = ("sgd", "adam", "adamw")
-WIDEN_STARTS = ("random", "gradmax")
+Optimizer = Literal["sgd", "adam", "adamw"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+Decay = Annotated[float, Bounds(0.0, 0.999999)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PopulationConfig:
+class PopulationConfig(Settings):
     """How the hosts of a population are trained.
 
     Examples:
@@ -194,54 +160,35 @@ class PopulationConfig:
         16
     """
 
-    batch_size: int = 32
+    batch_size: Annotated[int, Bounds(2)] = 32
     """Samples per batch; all samples for hosts that have fewer."""
 
-    batches_per_epoch: int | None = None
+    batches_per_epoch: Annotated[int, Bounds(1, MAX_BATCHES_PER_EPOCH)] | None = None
     """Batches per epoch, reshuffling as needed; None for one pass over all full batches."""
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """Optimizer of the hosts."""
 
-    learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of hosts that don't set their own."""
 
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Weight decay; decoupled from the gradient for adamw."""
 
-    momentum: float = 0.9
+    momentum: Decay = 0.9
     """Momentum of sgd."""
 
-    beta1: float = 0.9
+    beta1: Decay = 0.9
     """Decay of the mean gradient, for adam and adamw."""
 
-    beta2: float = 0.999
+    beta2: Decay = 0.999
     """Decay of the squared gradient, for adam and adamw."""
 
-    adam_eps: float = 1e-8
+    adam_eps: PositiveFloat = 1e-8
     """Epsilon of adam and adamw."""
 
-    seed_lr_factor: float = 1.0
+    seed_lr_factor: PositiveFloat = 1.0
     """Learning rate of a seed before it is fossilized, relative to its host's."""
-
-    widen_start: Literal["random", "gradmax"] = "random"
-    """Initialization of widening seeds: random, or maximizing the gradient on a batch (GradMax)."""
-
-    def __post_init__(self) -> None:
-        require_int("batch_size", self.batch_size, least=2)
-        if self.batches_per_epoch is not None:
-            require_int(
-                "batches_per_epoch", self.batches_per_epoch, least=1, most=MOST_BATCHES_PER_EPOCH
-            )
-        require_number("learning_rate", self.learning_rate, above=0.0)
-        require_number("weight_decay", self.weight_decay, least=0.0)
-        for name in ("momentum", "beta1", "beta2"):
-            require_number(name, getattr(self, name), least=0.0, most=0.999999)
-        require_number("adam_eps", self.adam_eps, above=0.0)
-        require_number("seed_lr_factor", self.seed_lr_factor, above=0.0)
-        require_choice("optimizer", self.optimizer, OPTIMIZERS)
-        require_choice("widen_start", self.widen_start, WIDEN_STARTS)
-        make_numbers_plain(self)
 
 
 class TrainingSettings(TypedDict, total=False):
@@ -256,14 +203,14 @@ class TrainingSettings(TypedDict, total=False):
     beta2: float
     adam_eps: float
     seed_lr_factor: float
-    widen_start: Literal["random", "gradmax"]
 
 
-MLP_ACTIVATIONS = ("relu", "gelu", "tanh")
+Activation = Literal["relu", "gelu", "tanh"]
+MLP_ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPHostConfig:
+class MLPHostConfig(Settings):
     """An MLP for vectors, residual by default.
 
     Examples:
@@ -272,32 +219,26 @@ class MLPHostConfig:
         torch.Size([5, 3])
     """
 
-    n_features: int = 64
+    n_features: PositiveInt = 64
     """Number of input features."""
-    n_classes: int = 10
+    n_classes: PositiveInt = 10
     """Number of classes, or of outputs for regression."""
-    width: int = 16
+    width: PositiveInt = 16
     """Width of the residual stream."""
-    hidden: int = 16
+    hidden: PositiveInt = 16
     """Hidden units of each block."""
-    n_blocks: int = 2
+    n_blocks: Annotated[int, Bounds(1, MAX_BLOCKS)] = 2
     """Number of blocks, each with a slot."""
     has_skips: bool = True
     """Whether blocks have skip connections."""
-    activation: Literal["relu", "gelu", "tanh"] = "relu"
+    activation: Activation = "relu"
     """Activation of the hidden units."""
     has_norm: bool = False
     """Whether the input of each block is normalized (LayerNorm)."""
 
-    def __post_init__(self) -> None:
-        _require_sizes(self, "n_features", "n_classes", "width", "hidden", "n_blocks")
-        require_bool("has_skips", self.has_skips)
-        require_choice("activation", self.activation, MLP_ACTIVATIONS)
-        require_bool("has_norm", self.has_norm)
-
 
 @dataclass(frozen=True, kw_only=True)
-class CNNHostConfig:
+class CNNHostConfig(Settings):
     """A residual network of 3x3 convolutions for images.
 
     Examples:
@@ -306,25 +247,22 @@ class CNNHostConfig:
         torch.Size([5, 10])
     """
 
-    image_size: int = 8
+    image_size: PositiveInt = 8
     """Height and width of an image."""
-    n_channels: int = 1
+    n_channels: PositiveInt = 1
     """Channels of an image."""
-    n_classes: int = 10
+    n_classes: PositiveInt = 10
     """Number of classes, or of outputs for regression."""
-    width: int = 8
+    width: PositiveInt = 8
     """Channels of the residual stream."""
-    hidden: int = 8
+    hidden: PositiveInt = 8
     """Channels between the two convolutions of each block."""
-    n_blocks: int = 2
+    n_blocks: Annotated[int, Bounds(1, MAX_BLOCKS)] = 2
     """Number of residual blocks, each with a slot."""
-
-    def __post_init__(self) -> None:
-        _require_sizes(self, "image_size", "n_channels", "n_classes", "width", "hidden", "n_blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTHostConfig:
+class GPTHostConfig(Settings):
     """A causal pre-norm transformer over tokens.
 
     Examples:
@@ -333,21 +271,21 @@ class GPTHostConfig:
         torch.Size([5, 32, 64])
     """
 
-    vocabulary: int = 64
+    vocabulary: PositiveInt = 64
     """Number of distinct tokens."""
-    context: int = 32
+    context: PositiveInt = 32
     """Context length in tokens."""
-    width: int = 16
+    width: PositiveInt = 16
     """Width of the residual stream."""
-    hidden: int = 32
+    hidden: PositiveInt = 32
     """Hidden units of each block's MLP."""
-    n_heads: int = 2
+    n_heads: PositiveInt = 2
     """Number of attention heads; must divide the width."""
-    n_blocks: int = 2
+    n_blocks: Annotated[int, Bounds(1, MAX_BLOCKS)] = 2
     """Number of transformer blocks, each with a slot around it and one around its MLP."""
 
     def __post_init__(self) -> None:
-        _require_sizes(self, "vocabulary", "context", "width", "hidden", "n_heads", "n_blocks")
+        super().__post_init__()
         if self.width % self.n_heads:
             raise ConfigError(
                 f"width is {self.width}; it must be a multiple of n_heads, which is {self.n_heads}."
@@ -355,9 +293,3 @@ class GPTHostConfig:
 
 
 HostConfig = MLPHostConfig | CNNHostConfig | GPTHostConfig
-
-
-def _require_sizes(config: HostConfig, *names: str) -> None:
-    for name in names:
-        most = MOST_BLOCKS if name == "n_blocks" else MOST_INT
-        require_int(name, getattr(config, name), least=1, most=most)

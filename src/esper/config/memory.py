@@ -1,4 +1,4 @@
-"""Memory that settings need, compared with what there is, and how the C library returns it."""
+"""Memory: what settings need, what there is, what is used, and how the C library returns it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import resource
+import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -71,9 +72,9 @@ def available_memory() -> float:
     if not _MEMINFO.exists():
         with suppress(OSError, ValueError):
             found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
-    with suppress(OSError, ValueError):  # "max" is no number: there is no limit
-        most = int((_CGROUP / "memory.max").read_text())
-        found.append(float(most - int((_CGROUP / "memory.current").read_text())))
+    with suppress(OSError, ValueError):  # "max" stands for no limit
+        maximum = int((_CGROUP / "memory.max").read_text())
+        found.append(float(maximum - int((_CGROUP / "memory.current").read_text())))
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         used = 0
@@ -81,6 +82,14 @@ def available_memory() -> float:
             used = 1024 * _kilobytes(_STATUS)["VmSize"]
         found.append(float(limit - used))
     return max(0.0, min(found))
+
+
+def used_memory() -> int:
+    """Return the memory in bytes that this process uses, or its peak where that is unknown."""
+    with suppress(OSError, KeyError, ValueError):
+        return 1024 * _kilobytes(_STATUS)["VmRSS"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _kilobytes(path: Path) -> dict[str, int]:

@@ -7,74 +7,20 @@ from __future__ import annotations
 
 import ast
 import inspect
-import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_origin
 
+from esper.config.checks import allowed_words, types_of
 from esper.config.run import RunConfig
-from esper.errors import ConfigError, did_you_mean, escape_for_data
+from esper.errors import ConfigError, escape_for_data, shown
 
 NONE = "none"
 """The spelling of None, which TOML lacks."""
-
-_TYPE_NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    str: "a string",
-}
-_MOST_SHOWN = 60
-_MISMATCH = object()
-
-
-def checked_value(path: str, value: object, hint: Any) -> Any:
-    """Return a value converted to the type of a setting.
-
-    Args:
-        path: The setting's path, for messages.
-        value: The value from a file or a user.
-        hint: The setting's type: a plain one, a Literal, a tuple or a dict of these, or a union.
-
-    Raises:
-        ConfigError: If the value is not of that type. True is not a number and 1.0 not an integer;
-            an integer is also a float, and floats are finite.
-    """
-    for member in _members(hint):
-        if get_origin(member) is tuple and isinstance(value, (list, tuple)):
-            items = cast("Sequence[object]", value)
-            kind = get_args(member)[0]
-            return tuple(checked_value(f"{path}[{i}]", item, kind) for i, item in enumerate(items))
-        if get_origin(member) is dict and isinstance(value, Mapping):
-            return _checked_table(path, cast("Mapping[object, object]", value), member)
-        converted = _convert(value, member)
-        if converted is not _MISMATCH:
-            return converted
-    words = [word for member in _members(hint) for word in _choices(member)]
-    near = did_you_mean(value, words) if isinstance(value, str) else ""
-    raise ConfigError(f"{path} is {shown(value)}; it must be {allowed_words(hint)}.{near}")
-
-
-def allowed_words(hint: Any) -> str:
-    """Describe the values that a setting of this type may have."""
-    members = _members(hint)
-    if NoneType in members:
-        others = [member for member in members if member is not NoneType]
-        return f'{" or ".join(allowed_words(member) for member in others)}, or "{NONE}"'
-    if len(members) > 1:
-        return " or ".join(allowed_words(member) for member in members)
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(value_text(choice) for choice in get_args(hint))}"
-    if get_origin(hint) is tuple:
-        return f"a list, each {allowed_words(get_args(hint)[0])}"
-    if get_origin(hint) is dict:
-        return f"a table, each {allowed_words(get_args(hint)[1])}"
-    return _TYPE_NAMES[hint]
 
 
 def value_text(value: object) -> str:
@@ -117,53 +63,6 @@ def key_text(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else string_text(key)
 
 
-def shown(value: object) -> str:
-    """Return a value for a message, truncated if it is long."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
-
-
-def _convert(value: object, kind: Any) -> Any:
-    """Return a value converted to a plain type, or ``_MISMATCH``."""
-    if kind is NoneType:
-        return None if value is None or (isinstance(value, str) and value == NONE) else _MISMATCH
-    if get_origin(kind) is Literal:
-        return value if isinstance(value, str) and value in get_args(kind) else _MISMATCH
-    if kind is bool or isinstance(value, bool):
-        return value if kind is bool and isinstance(value, bool) else _MISMATCH
-    if kind is float:
-        return _convert_to_float(value)
-    return value if isinstance(kind, type) and isinstance(value, kind) else _MISMATCH
-
-
-def _convert_to_float(value: object) -> Any:
-    if not isinstance(value, (int, float)):
-        return _MISMATCH
-    try:
-        number = float(value)
-    except OverflowError:
-        return _MISMATCH
-    return number if math.isfinite(number) else _MISMATCH
-
-
-def _checked_table(path: str, table: Mapping[object, object], hint: Any) -> dict[str, Any]:
-    kind = get_args(hint)[1]
-    checked: dict[str, Any] = {}
-    for key, value in table.items():
-        if not isinstance(key, str):
-            raise ConfigError(f"a name in {path} is {shown(key)}; it must be a string.")
-        checked[key] = checked_value(f"{path}.{key_text(key)}", value, kind)
-    return checked
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _choices(hint: Any) -> list[str]:
-    return [str(choice) for choice in get_args(hint)] if get_origin(hint) is Literal else []
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One setting of a run."""
@@ -199,13 +98,6 @@ def is_section(hint: Any) -> bool:
 def is_table(hint: Any) -> bool:
     """Return whether a type is a table with user-defined keys."""
     return get_origin(hint) is dict
-
-
-@lru_cache
-def hints_of(cls: type[Any]) -> dict[str, Any]:
-    """Return the types of a dataclass's fields, in order."""
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 @lru_cache
@@ -264,7 +156,11 @@ def configuration_tables() -> str:
         lines += [about[section], ""] if section else []
         lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
         for setting in settings:
-            words = (allowed_words(setting.hint), f"`{value_text(setting.default)}`", setting.doc)
+            words = (
+                allowed_words(setting.hint, value_text(None)),
+                f"`{value_text(setting.default)}`",
+                setting.doc,
+            )
             cells = " | ".join(word.replace("|", r"\|") for word in words)
             lines.append(f"| `{setting.name}` | {cells} |")
         lines.append("")
@@ -273,7 +169,7 @@ def configuration_tables() -> str:
 
 def _walk(config: object, prefix: str) -> Iterator[Setting]:
     docs = written_docs_of(type(config))
-    for name, hint in hints_of(type(config)).items():
+    for name, hint in types_of(type(config)).items():
         value = getattr(config, name)
         if is_section(hint):
             yield from _walk(value, f"{prefix}{name}.")

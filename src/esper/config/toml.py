@@ -9,26 +9,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args
 
+from esper.config.checks import check, require_choice, types_of
 from esper.config.run import RunConfig
 from esper.config.schema import (
-    checked_value,
+    NONE,
     first_sentence,
-    hints_of,
     is_section,
     is_table,
     key_text,
     settings_of,
-    shown,
     value_text,
     written_docs_of,
 )
-from esper.errors import ConfigError, did_you_mean
+from esper.errors import ConfigError, did_you_mean, shown
 
 Section = TypeVar("Section")
 _WIDTH = 98
-_MOST_CHARACTERS = 1_000_000
+_MAX_CHARACTERS = 1_000_000
 
 
 _DEEP_KEY = re.compile(
@@ -44,8 +44,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises:
         ValueError: If it is not valid TOML, or too large or nested too deeply to be settings.
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters; at most {_MOST_CHARACTERS:,} are read")
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters; at most {_MAX_CHARACTERS:,} are read")
     if _DEEP_KEY.search(text):
         raise ValueError("it is nested too deeply")
     try:
@@ -126,7 +126,7 @@ def override(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
         if not rest:
             nested[first] = value
             continue
-        if is_table(hints_of(RunConfig).get(first)):
+        if is_table(types_of(RunConfig).get(first)):
             nested.setdefault(first, dict(getattr(config, first)))
         inner = nested.setdefault(first, {})
         if not isinstance(inner, dict):
@@ -137,14 +137,16 @@ def override(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
 
 def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Section:
     """Return a section with some values replaced."""
-    hints = hints_of(type(config))
+    hints = types_of(type(config))
     changes: dict[str, Any] = {}
     for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"a name in {prefix[:-1]} is {shown(key)}; it must be a string.")
         if key not in hints:
             raise ConfigError(_unknown(prefix, key, value, list(hints)))
         path = prefix + key
         if not is_section(hints[key]):
-            changes[key] = checked_value(path, value, hints[key])
+            changes[key] = _checked(path, value, hints[key])
         elif isinstance(value, hints[key]):
             changes[key] = value
         elif isinstance(value, Mapping):
@@ -158,6 +160,12 @@ def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Sect
         return replace(cast("Any", config), **changes)
     except ConfigError as error:
         raise ConfigError(f"{prefix}{error}") from error
+
+
+def _checked(path: str, value: object, kind: Any) -> Any:
+    """Return a value as its setting has it; None is spelled ``"none"``."""
+    is_none = isinstance(value, str) and value == NONE and NoneType in get_args(kind)
+    return check(path, None if is_none else value, kind, none=value_text(None))
 
 
 def _unknown(prefix: str, key: str, value: object, names: list[str]) -> str:
@@ -177,7 +185,7 @@ _PPO_TRAINING = ("task", "task_options", "rounds", "envs", "n_steps", "seed", "t
 
 def _section_lines(config: object, prefix: str, names: tuple[str, ...] | None = None) -> list[str]:
     """Return the lines of a section, or of some of its names: settings, then subsections."""
-    docs, hints = written_docs_of(type(config)), hints_of(type(config))
+    docs, hints = written_docs_of(type(config)), types_of(type(config))
     hints = hints if names is None else {name: hints[name] for name in names}
     lines: list[str] = []
     for name, hint in hints.items():
@@ -228,16 +236,8 @@ def preset_text(name: str) -> str:
     Raises:
         ConfigError: If the preset is unknown.
     """
-    names = preset_names()
-    if name not in names:
-        hint = did_you_mean(name, names)
-        raise ConfigError(f"unknown preset {name!r}; choose one of {', '.join(names)}.{hint}")
+    require_choice("preset", name, preset_names())
     return (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-
-
-def preset_summary(name: str) -> str:
-    """Return the purpose of a preset, which is the first line of its file."""
-    return preset_text(name).partition("\n")[0].lstrip("# ")
 
 
 def load_preset(name: str) -> RunConfig:

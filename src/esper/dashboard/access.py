@@ -1,43 +1,50 @@
-"""Access control: a login token, and the session that a browser gets for it.
+"""Who may see the dashboard: a secret token, and the checks of every request.
 
-A session has two secrets. Browsers send a cookie to every port of a host, so other servers on this
-machine may see it; the key is known only to the page, which keeps it in the storage of its origin.
-All secrets are generated at each start and are valid until the process ends. The token is in the
-printed link and in a file that only the user can read.
+The token is created at each start and valid until the process ends. It is in the printed link and
+in a file that only the user can read. Opening the link redirects to the page with the token after
+the ``#``, which browsers send to nobody; the page keeps it in the storage of its origin and sends
+it as a header. There is no cookie, because browsers send cookies to every port of a host.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import json
 import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esper.errors import StorageError
 from esper.storage.files import write_atomic
 
 TOKEN_BYTES = 32
-"""Random bytes in a token, a ticket, a cookie or a key."""
+"""Random bytes in a token or a ticket."""
 
 TICKET_SECONDS = 60.0
 """How long a ticket is valid, which includes starting the browser."""
+
+METHODS = ("GET", "HEAD")
+NOT_STORED = {"Cache-Control": "no-store"}
+READ_ONLY = "the dashboard is read-only; use GET or HEAD."
+NOT_LOGGED_IN = "not logged in; open the link that esper dashboard printed."
 
 
 class Access:
     """The secrets of one dashboard process, and the checks against them."""
 
-    def __init__(self, port: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
-        # Cookies ignore ports: without the number, two dashboards would log each other out.
-        self._cookie_name = f"esper-{port}"
-        self._session = secrets.token_urlsafe(TOKEN_BYTES)
-        self.key = secrets.token_urlsafe(TOKEN_BYTES)
-        self._ticket: str | None = None
-        self._ticket_end = 0.0
+        self._ticket, self._ticket_end = "", 0.0
         self._clock = clock
 
     def make_ticket(self) -> str:
@@ -49,43 +56,114 @@ class Access:
         self._ticket_end = self._clock() + TICKET_SECONDS
         return self._ticket
 
-    def accepts(self, token: str) -> bool:
-        """Return whether this is the token or the ticket; a ticket is accepted once."""
-        if _is_same(token, self.token):
-            return True
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None and _is_same(token, ticket):
+    def accepts(self, given: str) -> bool:
+        """Return whether this is the token or the ticket, which is accepted once."""
+        if self._ticket and _is_same(given, self._ticket):
+            self._ticket = ""
             return self._clock() <= self._ticket_end
-        self._ticket = ticket
-        return False
+        return _is_same(given, self.token)
 
-    def accepts_bearer(self, authorization: str) -> bool:
+    def accepts_header(self, authorization: str) -> bool:
         """Return whether an ``Authorization`` header contains the token."""
         scheme, _, token = authorization.partition(" ")
         return scheme.lower() == "bearer" and _is_same(token.strip(), self.token)
 
-    def accepts_key(self, key: str) -> bool:
-        """Return whether this is the key of the page."""
-        return _is_same(key, self.key)
 
-    def has_cookie(self, cookies: str) -> bool:
-        """Return whether a request's ``Cookie`` header contains the session cookie."""
-        found = False
-        for pair in cookies.split(";"):
-            name, _, value = pair.strip().partition("=")
-            found |= name == self._cookie_name and _is_same(value, self._session)
-        return found
+def _is_same(given: str, secret: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
-    @property
-    def set_cookie(self) -> str:
-        """The ``Set-Cookie`` header of the session cookie."""
-        return f"{self._cookie_name}={self._session}; HttpOnly; SameSite=Strict; Path=/"
+
+class Guard:
+    """Middleware that rejects requests which are not the user's, and those that change anything.
+
+    A request must name this dashboard in ``Host``, which defeats DNS rebinding; it must not come
+    from another site; it must be GET or HEAD; and it must have the token, unless it is for the page
+    and its scripts, which hold no data. This is plain ASGI, so that event streams pass through.
+
+    Args:
+        app: The application.
+        access: The token.
+        hosts: The values of ``Host`` that are allowed, in lower case. The address that a connection
+            was made to always is: unlike a name, it cannot be rebound.
+    """
+
+    def __init__(self, app: ASGIApp, *, access: Access, hosts: Set[str]) -> None:
+        self.app = app
+        self._access = access
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request, or reject it."""
+        await (self._rejection(scope) or self.app)(scope, receive, send)
+
+    def _rejection(self, scope: Scope) -> Response | None:
+        """Return the response that rejects a request, or None if it is allowed."""
+        headers, path = Headers(scope=scope), scope["path"]
+        host = headers.get("host", "").lower()
+        if host not in self._hosts and host not in spellings(*scope["server"]):
+            return error_response(403, "wrong Host; use the link that esper dashboard printed.")
+        is_own = all(origin.lower() == f"http://{host}" for origin in headers.getlist("origin"))
+        if not is_own or not _is_own_fetch(headers, path):
+            return error_response(403, "requests from other sites are not allowed.")
+        if scope["method"] not in METHODS:
+            response = error_response(405, READ_ONLY)
+            response.headers["Allow"] = ", ".join(METHODS)
+            return response
+        if path in ("/", "/login") or path.startswith("/static/"):
+            return None
+        if self._access.accepts_header(headers.get("authorization", "")):
+            return None
+        return error_response(401, NOT_LOGGED_IN)
+
+
+def _is_own_fetch(headers: Headers, path: str) -> bool:
+    """Return whether a request comes from the user or from this dashboard's page.
+
+    Other sites may link to the dashboard, but not use anything of it.
+    """
+    if all(site in ("same-origin", "none") for site in headers.getlist("sec-fetch-site")):
+        return True
+    mode, use = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+    return (mode, use) == ("navigate", "document") and path in ("/", "/login")
+
+
+def spellings(host: str, port: int) -> set[str]:
+    """Return how a host and a port may be written in a ``Host`` header."""
+    bare = bracketed(host.lower())
+    return {f"{bare}:{port}"} | ({bare} if port == 80 else set())
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it is written in a URL: IPv6 addresses in brackets."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return f"[{address}]" if address.ipv4_mapped is None else str(address.ipv4_mapped)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON, in ASCII because file names may contain lone surrogates."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def json_response(text: str, status: int = 200) -> Response:
+    """Return JSON text as a response."""
+    return Response(text, status, NOT_STORED, "application/json")
+
+
+def error_response(status: int, message: str) -> Response:
+    """Return an error as JSON."""
+    return json_response(json_text({"error": message}), status)
 
 
 def state_folder() -> Path:
     """Return Esper's folder for state files, by default in ``~/.local/state``."""
     place = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(place) if os.path.isabs(place) else Path.home() / ".local" / "state"
+    base = Path(place) if os.path.isabs(place) else Path("~/.local/state").expanduser()
     return base / "esper"
 
 
@@ -101,8 +179,7 @@ def token_file(token: str, port: int) -> Generator[Path]:
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         reason = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"cannot write the dashboard's token to {_shown_state_folder()}: {reason}; "
-            "set XDG_STATE_HOME to a private folder."
+            f"cannot write the dashboard's token: {reason}; set XDG_STATE_HOME to a private folder."
         ) from error
     try:
         yield path
@@ -119,20 +196,7 @@ def _write_private(folder: Path, name: str, text: str) -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise OSError("not a folder of this user")
-    if stat.S_IMODE(found.st_mode) != 0o700:
-        folder.chmod(0o700)
+        raise OSError(f"{folder} is not a folder of this user")
+    folder.chmod(0o700)
     write_atomic(folder / name, text, mode=0o600)
     return folder / name
-
-
-def _shown_state_folder() -> str:
-    try:
-        return str(state_folder())
-    except RuntimeError:
-        return "~/.local/state/esper"
-
-
-def _is_same(given: str, secret: str) -> bool:
-    """Compare in constant time."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())

@@ -1,282 +1,275 @@
-"""The dashboard's ASGI application: its routes, behind the guard."""
+"""The dashboard's ASGI application: the page, its files, and the views of runs as JSON."""
 
 from __future__ import annotations
 
+import hashlib
+import mimetypes
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-from esper.dashboard.access import Access
-from esper.dashboard.error_log import ErrorLog
-from esper.dashboard.events import EventStream, Heads, Watch
-from esper.dashboard.guard import (
-    INTERNAL_ERROR,
-    LOGIN,
-    METHODS,
-    NOT_FOUND,
+from esper.dashboard import views
+from esper.dashboard.access import (
+    NOT_LOGGED_IN,
+    NOT_STORED,
     READ_ONLY,
-    STATIC,
+    Access,
     Guard,
-    HostNames,
-)
-from esper.dashboard.responses import (
-    cookie_page,
-    cookie_redirect,
     error_response,
     json_response,
     json_text,
-    login_page,
 )
-from esper.dashboard.runs import RunListing, RunReader
-from esper.dashboard.static_files import StaticFiles
+from esper.dashboard.events import MAX_STREAMS, Heads, Watch
+from esper.dashboard.offline_page import ENTRY, STATIC_FOLDER
+from esper.dashboard.runs import RunReader
 from esper.errors import EsperError, RunError
-from esper.reports import views
 from esper.version import __version__
 
 if TYPE_CHECKING:
     from esper.telemetry import RunTelemetry
 
-
+View = Callable[["RunTelemetry"], Any]
+Answer = Callable[[Request], Awaitable[Response]]
 Default = TypeVar("Default", int, None)
 Word = TypeVar("Word", bound=str)
 
-LARGEST = 2**53
+MAX_INT = 2**53
 """Larger integers are not exact in JavaScript."""
 
-
-class QueryError(EsperError):
-    """A query parameter of a request is invalid."""
-
-
-def read_int(
-    query: Mapping[str, str], name: str, default: Default, *, least: int = 0, most: int = LARGEST
-) -> int | Default:
-    """Return an integer query parameter.
-
-    Args:
-        query: The query parameters by name.
-        name: The parameter's name.
-        default: The value if the parameter is missing.
-        least: The smallest allowed value.
-        most: The largest allowed value.
-
-    Raises:
-        QueryError: If it is not an integer in this range.
-    """
-    text = query.get(name)
-    if text is None:
-        return default
-    number = parse_int(text)
-    if number is None or not least <= number <= most:
-        raise QueryError(
-            f"{name} is {_short(text)}; it must be a whole number from {least} to {most}."
-        )
-    return number
-
-
-def read_choice(query: Mapping[str, str], name: str, allowed: Sequence[Word]) -> Word:
-    """Return a query parameter that must be one of the allowed words, by default the first.
-
-    Raises:
-        QueryError: If it is another word.
-    """
-    given = query.get(name, allowed[0])
-    for word in allowed:
-        if word == given:
-            return word
-    raise QueryError(f"{name} is {_short(given)}; it must be one of {', '.join(allowed)}.")
-
-
-def parse_int(text: str) -> int | None:
-    """Return a decimal integer of up to 15 digits, or None for any other text."""
-    return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else None
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")
-
-
-STATIC_FOLDER = Path(__file__).parent / "static"
-MOST_EPISODES = 500
+MAX_EPISODES = 500
 """Episodes in one response."""
-
-POINTS = ("few", "all")
-"""Whether series are thinned; the first choice is the default."""
-
-WHICH_METRICS = ("all", "drawn")
-"""Whether metrics are left out that no chart shows."""
 
 N_THREADS = 4
 """Concurrent reads; few, because a run may be training on the same machine."""
 
 
 class Dashboard:
-    """The routes of the dashboard.
+    """The routes of the dashboard, behind the guard.
 
     Args:
-        listing: The runs to show.
-        access: The login token and the session.
-        hosts: The host names that requests may use.
-        log: Where errors are written.
+        reader: Reads the runs to show.
+        access: The token.
+        hosts: The values of ``Host`` that requests may have.
     """
 
-    def __init__(
-        self, listing: RunListing, access: Access, hosts: HostNames, log: ErrorLog
-    ) -> None:
-        self._reader = RunReader(listing)
+    def __init__(self, reader: RunReader, access: Access, hosts: set[str]) -> None:
+        self._reader = reader
         self._access = access
-        self._limiter: CapacityLimiter | None = None
-        self._files = StaticFiles(STATIC_FOLDER)
-        self.watch = Watch(self._read_heads, log)
-        self.routes: list[BaseRoute] = [
-            Route("/", self._page),
-            Route(LOGIN, self._login),
-            Mount(STATIC, self._files),
-            Route("/api/events", EventStream(self.watch), methods=METHODS),
-            Route("/api/runs", self._runs),
-            Route("/api/runs/{run}", self._run),
-            Route("/api/runs/{run}/metrics", self._metrics),
-            Route("/api/runs/{run}/episodes", self._episodes),
-            Route("/api/runs/{run}/episodes/{env}/{episode}", self._episode),
-            Route("/api/runs/{run}/evaluations", self._view_of(views.evaluations)),
-            Route("/api/runs/{run}/environments", self._environments),
-            Route("/api/runs/{run}/health", self._health),
-            Route("/api/runs/{run}/learned", self._view_of(views.learned)),
+        self._limiter = CapacityLimiter(N_THREADS)
+        self._files = {
+            path.relative_to(STATIC_FOLDER).as_posix(): path.read_bytes()
+            for path in STATIC_FOLDER.rglob("*")
+            if path.is_file()
+        }
+        self._page = _page(self._files)
+        self.watch = Watch(self._read_heads)
+        self.routes = [
+            Route("/", self._show_page),
+            Route("/login", self._log_in),
+            Route("/static/{file:path}", self._show_file),
+            Route("/api/events", self._stream),
+            Route("/api/runs", self._list_runs),
+            Route("/api/runs/{run}", self._show_run),
+            Route("/api/runs/{run}/metrics", self._show(_metrics)),
+            Route("/api/runs/{run}/episodes", self._show(_episodes)),
+            Route("/api/runs/{run}/episodes/{env:int}/{episode:int}", self._show(_episode)),
+            Route("/api/runs/{run}/environments", self._show(_environments)),
+            Route("/api/runs/{run}/health", self._show(_health)),
+            Route("/api/runs/{run}/learned", self._show(lambda _: views.learned)),
         ]
-        app = Starlette(
+        self.app = Starlette(
             routes=self.routes,
+            middleware=[Middleware(Guard, access=access, hosts=hosts)],
             exception_handlers={
-                HTTPException: _handle_http_error,
-                QueryError: partial(_handle_error, 400),
-                RunError: partial(_handle_error, 404),
-                Exception: _handle_bug,
+                HTTPException: _http_error,
+                QueryError: partial(_error, 400),
+                RunError: partial(_error, 404),
+                Exception: _internal_error,
             },
         )
-        app.router.redirect_slashes = False
-        self.app = Guard(app, access=access, hosts=hosts, log=log)
+        self.app.router.redirect_slashes = False
 
-    async def _page(self, _request: Request) -> Response:
-        return HTMLResponse(self._files.page)
+    async def _show_page(self, _request: Request) -> Response:
+        return HTMLResponse(self._page, headers=NOT_STORED)
 
-    async def _login(self, request: Request) -> Response:
-        """Exchange the token for the session, and open the page of a run if one is named."""
-        if not self._access.accepts(request.query_params.get("token", "")):
-            return login_page()
-        given = self._access.set_cookie, self._access.key, request.query_params.get("run", "")
-        if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
-            return cookie_redirect(*given)
-        return cookie_page(*given)
+    async def _log_in(self, request: Request) -> Response:
+        """Redirect to the page, with the token where only the page can read it."""
+        query = request.query_params
+        if not self._access.accepts(query.get("token", "")):
+            return PlainTextResponse(NOT_LOGGED_IN, 401, NOT_STORED)
+        run = f"&run={quote(query['run'], safe='')}" if "run" in query else ""
+        place = f"/#token={self._access.token}{run}"
+        return Response(status_code=303, headers={"Location": place, **NOT_STORED})
 
-    async def _runs(self, _request: Request) -> Response:
-        facts = {"runs_dir": str(self._reader.listing.root), "esper_version": __version__}
-        rows = await self._in_thread(self._reader.rows)
-        return json_response(json_text(facts | {"runs": rows}))
+    async def _show_file(self, request: Request) -> Response:
+        """Return a file of the page, from memory: opening a page asks for many small ones."""
+        name = request.path_params["file"]
+        content = self._files.get(name)
+        if content is None:
+            raise HTTPException(404)
+        etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        headers = {"ETag": etag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=mimetypes.guess_type(name)[0])
 
-    async def _run(self, request: Request) -> Response:
+    async def _stream(self, request: Request) -> Response:
+        if self.watch.n_streams >= MAX_STREAMS:
+            raise HTTPException(503, f"{MAX_STREAMS} pages are open already; close one of them.")
+        kind = "application/x-ndjson"
+        if request.method == "HEAD":
+            return Response(headers=NOT_STORED, media_type=kind)
+        return StreamingResponse(self.watch.changes(), headers=NOT_STORED, media_type=kind)
+
+    async def _list_runs(self, _request: Request) -> Response:
+        facts = {"runs_dir": str(self._reader.root), "esper_version": __version__}
+        return json_response(json_text(facts | {"runs": await self._read(self._reader.rows)}))
+
+    async def _show_run(self, request: Request) -> Response:
         name = request.path_params["run"]
-        return json_response(json_text(await self._in_thread(partial(self._reader.detail, name))))
+        return json_response(json_text(await self._read(partial(self._reader.detail, name))))
 
-    async def _metrics(self, request: Request) -> Response:
-        query = request.query_params
-        which = read_choice(query, "which", WHICH_METRICS)
-        make = partial(
-            views.metric_series,
-            after=read_int(query, "after", -1, least=-1),
-            until=read_int(query, "until", None),
-            most_points=_most_points(query),
-            without=views.WITHOUT_CHART if which == "drawn" else (),
-        )
-        return await self._view(request, make)
-
-    async def _health(self, request: Request) -> Response:
-        query = request.query_params
-        make = partial(
-            views.health,
-            after=read_int(query, "after", 0),
-            until=read_int(query, "until", None),
-            most_points=_most_points(query),
-        )
-        return await self._view(request, make)
-
-    async def _episodes(self, request: Request) -> Response:
-        query = request.query_params
-        make = partial(
-            views.episode_list,
-            order=read_choice(query, "order", views.ORDERS),
-            env=read_int(query, "env", None),
-            first_round=read_int(query, "first_round", None),
-            last_round=read_int(query, "last_round", None),
-            limit=read_int(query, "limit", 50, least=1, most=MOST_EPISODES),
-            offset=read_int(query, "offset", 0),
-        )
-        return await self._view(request, make)
-
-    async def _episode(self, request: Request) -> Response:
-        env, episode = (parse_int(request.path_params[name]) for name in ("env", "episode"))
-        missing = RunError("no such episode.")
-        if env is None or episode is None:
-            raise missing
-
-        def make(telemetry: RunTelemetry) -> Any:
-            found = views.episode_detail(telemetry, env, episode)
-            if found is None:
-                raise missing
-            return found
-
-        return await self._view(request, make)
-
-    async def _environments(self, request: Request) -> Response:
-        which = read_choice(request.query_params, "which", views.WHICH)
-        return await self._view(request, partial(views.environments, which=which))
-
-    def _view_of(self, make: Callable[[RunTelemetry], Any]) -> Callable[[Request], Any]:
-        """Return the route of a view without parameters."""
+    def _show(self, parse: Callable[[Request], View]) -> Answer:
+        """Return the route of a view, which is parsed from the request."""
 
         async def answer(request: Request) -> Response:
-            return await self._view(request, make)
+            view, url = parse(request), request.url
+            read = partial(
+                self._reader.view,
+                request.path_params["run"],
+                (url.path, url.query),
+                lambda telemetry: json_text(view(telemetry)),
+            )
+            return json_response(await self._read(read))
 
         return answer
 
-    async def _view(self, request: Request, make: Callable[[RunTelemetry], Any]) -> Response:
-        """Return a view of the requested run."""
-        name, key = request.path_params["run"], (request.url.path, request.url.query)
-        read = partial(self._reader.view, name, key, lambda telemetry: json_text(make(telemetry)))
-        return json_response(await self._in_thread(read))
-
     async def _read_heads(self) -> Heads:
-        return await self._in_thread(self._reader.heads)
+        return await self._read(self._reader.heads)
 
-    async def _in_thread(self, read: Callable[[], Any]) -> Any:
+    async def _read(self, read: Callable[[], Any]) -> Any:
         """Read in a worker thread, without blocking other requests."""
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(N_THREADS)
         return await anyio.to_thread.run_sync(read, limiter=self._limiter, abandon_on_cancel=True)
 
 
-def _most_points(query: Mapping[str, str]) -> int | None:
+def _page(files: dict[str, bytes]) -> str:
+    """Return the page, which tells the browser of all modules at once instead of one by one."""
+    modules = sorted(name for name in files if name.endswith(".js") and name != ENTRY)
+    links = (f'<link rel="modulepreload" href="static/{name}">' for name in modules)
+    return files["index.html"].decode().replace("</head>", "\n".join((*links, "</head>")))
+
+
+def _metrics(request: Request) -> View:
+    which = read_choice(request, "which", ("all", "drawn"))
+    return partial(
+        views.metric_series,
+        after=read_int(request, "after", -1, minimum=-1),
+        until=read_int(request, "until", None),
+        max_points=_max_points(request),
+        without=views.WITHOUT_CHART if which == "drawn" else (),
+    )
+
+
+def _health(request: Request) -> View:
+    return partial(
+        views.health,
+        after=read_int(request, "after", 0),
+        until=read_int(request, "until", None),
+        max_points=_max_points(request),
+    )
+
+
+def _max_points(request: Request) -> int | None:
     """Return the number of points that series are thinned to; None for all of them."""
-    return views.MOST_POINTS if read_choice(query, "points", POINTS) == "few" else None
+    return views.MAX_POINTS if read_choice(request, "points", ("few", "all")) == "few" else None
 
 
-async def _handle_error(status: int, _request: Request, error: Exception) -> Response:
+def _episodes(request: Request) -> View:
+    return partial(
+        views.episode_list,
+        order=read_choice(request, "order", views.ORDERS),
+        env=read_int(request, "env", None),
+        first_round=read_int(request, "first_round", None),
+        last_round=read_int(request, "last_round", None),
+        limit=read_int(request, "limit", 50, minimum=1, maximum=MAX_EPISODES),
+        offset=read_int(request, "offset", 0),
+    )
+
+
+def _episode(request: Request) -> View:
+    env, episode = (min(request.path_params[name], MAX_INT) for name in ("env", "episode"))
+
+    def view(telemetry: RunTelemetry) -> views.EpisodeDetail:
+        found = views.episode_detail(telemetry, env, episode)
+        if found is None:
+            raise RunError("no such episode.")
+        return found
+
+    return view
+
+
+def _environments(request: Request) -> View:
+    return partial(views.environments, which=read_choice(request, "which", views.WHICH))
+
+
+class QueryError(EsperError):
+    """A query parameter of a request is invalid."""
+
+    def __init__(self, name: str, given: str, allowed: str) -> None:
+        shown = given if len(given) <= 40 else f"{given[:40]}..."
+        super().__init__(f"{name} is {shown!r}; it must be {allowed}.")
+
+
+def read_int(
+    request: Request, name: str, default: Default, *, minimum: int = 0, maximum: int = MAX_INT
+) -> int | Default:
+    """Return an integer query parameter, or the default if it is missing.
+
+    Raises:
+        QueryError: If it is not an integer in this range.
+    """
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    number = int(text) if re.fullmatch(r"-?[0-9]{1,16}", text) else None
+    if number is None or not minimum <= number <= maximum:
+        raise QueryError(name, text, f"a whole number from {minimum} to {maximum}")
+    return number
+
+
+def read_choice(request: Request, name: str, allowed: Sequence[Word]) -> Word:
+    """Return a query parameter that must be one of the allowed words, by default the first.
+
+    Raises:
+        QueryError: If it is another word.
+    """
+    given = request.query_params.get(name, allowed[0])
+    for word in allowed:
+        if word == given:
+            return word
+    raise QueryError(name, given, f"one of {', '.join(allowed)}")
+
+
+async def _error(status: int, _request: Request, error: Exception) -> Response:
     return error_response(status, str(error))
 
 
-async def _handle_http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for HTTPException"
-    messages = {404: NOT_FOUND, 405: READ_ONLY}
+    messages = {404: "not found.", 405: READ_ONLY}
     return error_response(error.status_code, messages.get(error.status_code, error.detail))
 
 
-async def _handle_bug(_request: Request, _error: Exception) -> Response:
-    return error_response(500, INTERNAL_ERROR)
+async def _internal_error(_request: Request, _error: Exception) -> Response:
+    return error_response(500, "internal error; see the terminal of the dashboard.")

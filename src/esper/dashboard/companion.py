@@ -16,14 +16,13 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from esper.errors import EsperError
 from esper.training.signals import handling
 
 if TYPE_CHECKING:
-    from esper.dashboard.server import Serving, Tell
+    from esper.dashboard.server import Server, Tell
 
 MODULE = "esper.dashboard.companion"
 """The module that the separate process runs."""
@@ -66,11 +65,7 @@ class Companion:
         if self.link is None or self.process.poll() is not None:
             return
         stop = threading.Event()
-
-        def handle(_number: int, _frame: FrameType | None) -> None:
-            stop.set()
-
-        with handling(handle):
+        with handling(lambda _number, _frame: stop.set()):
             tell(f"dashboard at {self.link} until you press Ctrl-C")
             while not stop.wait(WATCH_SECONDS) and self.process.poll() is None:
                 pass
@@ -127,10 +122,10 @@ def main(runs_dir: str, run: str) -> int:
         os.nice(NICENESS)
     notes: list[str] = []
     try:
-        with serving(runs_dir, tell=notes.append) as dashboard:
-            _send({"link": dashboard.link_to(run), "notes": notes})
-            threading.Thread(target=_stop_with_input, args=(dashboard,), daemon=True).start()
-            dashboard.run()
+        with serving(runs_dir, tell=notes.append) as server:
+            _send({"link": server.link_to(run), "notes": notes})
+            threading.Thread(target=_stop_with_input, args=(server,), daemon=True).start()
+            server.run()
     except EsperError as error:
         _send({"error": str(error)})
         return 1
@@ -151,14 +146,14 @@ def _read_start(process: subprocess.Popen[bytes]) -> tuple[str | None, str]:
     return sent["link"], f"dashboard at {sent['link']}{notes}"
 
 
-def _stop_with_input(dashboard: Serving) -> None:
+def _stop_with_input(server: Server) -> None:
     """Wait until the run closes its end of the pipe, then stop the server."""
     with suppress(OSError):
         while os.read(0, 1024):
             pass
-    if dashboard.dashboard.watch.n_listeners:
+    if server.dashboard.watch.n_streams:
         time.sleep(LAST_SECONDS)
-    dashboard.server.stop()
+    server.stop()
 
 
 def _send(message: dict[str, Any]) -> None:

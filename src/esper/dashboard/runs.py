@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from esper.dashboard import views
 from esper.errors import EsperError, RunError, message_of
-from esper.reports import views
 from esper.storage.files import plain_reason
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import RunTelemetry, open_run
@@ -29,90 +29,54 @@ READ_FILES = (
 )
 """The files read in a run's folder."""
 
+SETTLING_SECONDS = 5.0
+"""Age of a run's newest file after which its data is cached."""
 
-class RunListing:
-    """The runs in a folder, or the one run if the folder itself is a run.
-
-    A requested name is looked up in the listing and never becomes part of a path. Symbolic links
-    that lead out of the folder are not followed.
-    """
-
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).absolute()
-        self._real = Path(os.path.realpath(self.root))
-
-    def folders(self) -> dict[str, RunFolder]:
-        """Return the folders of runs by name, the oldest first."""
-        if RunFolder(self.root).holds_run:
-            return {shown_name(self._real.name): RunFolder(self.root)}
-        found: list[tuple[float, str, RunFolder]] = []
-        try:
-            names = os.listdir(self.root)
-        except OSError:
-            return {}
-        for name in names:
-            folder = RunFolder(self.root / name)
-            try:
-                if folder.holds_run and self._is_inside(folder.path):
-                    age = folder.config_file.stat().st_mtime
-                    found.append((age, shown_name(name), folder))
-            except OSError:  # the folder was removed meanwhile
-                continue
-        return {name: folder for _, name, folder in sorted(found, key=lambda one: one[:2])}
-
-    def find(self, name: str) -> RunFolder | None:
-        """Return the folder of a run, or None if it does not exist."""
-        return self.folders().get(name)
-
-    def _is_inside(self, path: Path) -> bool:
-        """Return whether a run's folder and all files read in it are inside the root."""
-        if not self._leads_inside(path):
-            return False
-        return all(
-            self._leads_inside(path / name) for name in READ_FILES if os.path.islink(path / name)
-        )
-
-    def _leads_inside(self, path: Path) -> bool:
-        return Path(os.path.realpath(path)).is_relative_to(self._real)
-
-
-def shown_name(name: str) -> str:
-    """Return a folder's name with escapes for bytes that are not valid UTF-8."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
+MAX_CACHED = 64
+"""Cached responses."""
 
 Value = TypeVar("Value")
 Row = dict[str, Any]
 """A run in the list: name, state, dates and headline."""
-
-SETTLING_SECONDS = 5.0
-"""Age of a run's newest file after which its data is cached."""
-
-MOST_CACHED = 64
-"""Cached responses."""
 
 _HEAD = ("state", "rounds_done", "position", "learns", "grows", "activity")
 _Version = tuple[object, ...]
 
 
 class RunReader:
-    """Reads the runs of a listing, and caches runs that are not in use until a file changes.
+    """Reads the runs in a folder, or the one run if the folder itself is a run.
 
-    With the cache, a hundred finished runs cost no more than checking their dates. No file stays
-    open between calls. Thread-safe.
+    A requested name is looked up among the folders and never becomes part of a path. Symbolic links
+    that lead out of the folder are not followed. Runs that are not in use are cached until a file
+    changes: a hundred finished runs cost no more than checking their dates. No file stays open
+    between calls. Thread-safe.
     """
 
-    def __init__(self, listing: RunListing) -> None:
-        self.listing = listing
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self._real = Path(os.path.realpath(self.root))
         self._rows: dict[str, tuple[_Version | None, Row]] = {}
         self._cache: dict[tuple[str, object], tuple[_Version, Any]] = {}
         self._lock = threading.Lock()
+
+    def folders(self) -> dict[str, RunFolder]:
+        """Return the folders of runs by name, the oldest first."""
+        if RunFolder(self.root).holds_run:
+            return {shown_name(self._real.name): RunFolder(self.root)}
+        found: list[tuple[float, str, RunFolder]] = []
+        with suppress(OSError):
+            for name in os.listdir(self.root):
+                folder = RunFolder(self.root / name)
+                stat = _stat(folder.config_file)
+                if stat and folder.holds_run and self._is_inside(folder.path):
+                    found.append((stat.st_mtime, shown_name(name), folder))
+        return {name: folder for _, name, folder in sorted(found, key=lambda one: one[:2])}
 
     def rows(self) -> list[Row]:
         """Return a row for each run, the oldest first."""
         with self._lock:
             cached, self._rows = self._rows, {}
-            for name, folder in self.listing.folders().items():
+            for name, folder in self.folders().items():
                 version = _version(folder)
                 cached_version, row = cached.get(name, (None, None))
                 if row is None or version is None or version != cached_version:
@@ -120,19 +84,18 @@ class RunReader:
                 self._rows[name] = (version, row)
             return [row for _, row in self._rows.values()]
 
-    def heads(self) -> dict[str, dict[str, Any]]:
+    def heads(self) -> dict[str, Row]:
         """Return the state and progress of each run, by name."""
         return {row["id"]: {name: row[name] for name in _HEAD} for row in self.rows()}
 
-    def detail(self, name: str) -> dict[str, Any]:
+    def detail(self, name: str) -> Row:
         """Return one run with its overview and comparison.
 
         Raises:
             RunError: If the run does not exist.
         """
         folder = self._folder(name)
-        detail: Row = _row(name, folder)
-        detail |= {"overview": None, "comparison": None}
+        detail = _row(name, folder) | {"overview": None, "comparison": None}
         with suppress(RunError), _run_errors(name), open_run(folder.path) as telemetry:
             detail["overview"] = views.overview(telemetry)
         with suppress(RunError), _run_errors(name):
@@ -157,45 +120,48 @@ class RunReader:
             return cached[1]
         with _run_errors(name), open_run(folder.path) as telemetry:
             made = make(telemetry)
-        if version is None:
-            return made
-        self._cache[name, key] = (version, made)
-        while len(self._cache) > MOST_CACHED:
-            with suppress(KeyError, StopIteration, RuntimeError):  # another thread was faster
-                del self._cache[next(iter(self._cache))]
+        if version is not None:
+            with self._lock:
+                self._cache[name, key] = (version, made)
+                while len(self._cache) > MAX_CACHED:
+                    del self._cache[next(iter(self._cache))]
         return made
 
     def _folder(self, name: str) -> RunFolder:
-        folder = self.listing.find(name)
+        folder = self.folders().get(name)
         if folder is None:
             raise RunError("no such run.")
         return folder
+
+    def _is_inside(self, path: Path) -> bool:
+        """Return whether a run's folder and all files read in it are inside the root."""
+        links = (path / name for name in READ_FILES if os.path.islink(path / name))
+        real = (Path(os.path.realpath(one)) for one in (path, *links))
+        return all(one.is_relative_to(self._real) for one in real)
+
+
+def shown_name(name: str) -> str:
+    """Return a folder's name with escapes for bytes that are not valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _row(name: str, folder: RunFolder) -> Row:
     """Return a run's row, with a problem if it cannot be read."""
     from esper.training.run import Run  # imports NumPy, which is not needed before the first run
 
-    row: Row = {"id": name, "name": name, "state": "unreadable", "problem": None}
-    row |= {
-        "learns": True,
-        "grows": True,
-        "created_at": _date(folder.config_file),
-        "updated_at": _updated_at(folder),
-        "notes": views.read_notes(folder.path),
-        "activity": None,
-        "returns": None,
-        "fixed_gap": None,
-        "score_gap": None,
-    }
-    row |= dict.fromkeys(views.Headline.__annotations__) | {"rounds_done": 0, "position": 0}
+    config, *others = _stats(folder)
+    unknown = ("problem", "activity", "returns", "fixed_gap", "score_gap")
+    row: Row = dict.fromkeys(unknown) | views.NO_HEADLINE
+    row |= {"id": name, "name": name, "state": "unreadable", "learns": True, "grows": True}
+    row |= {"rounds_done": 0, "position": 0, "notes": views.read_notes(folder.path)}
+    row |= {"created_at": _newest(config), "updated_at": _newest(config, *others)}
     try:
         with _run_errors(name):
             run = Run(folder)
             row |= {"task": run.config.task, "task_options": dict(run.config.task_options)}
             row |= {"rounds": run.config.rounds, "learns": not run.config.is_own_training}
             row |= {"grows": not run.config.is_ppo_training}
-            if _has_telemetry(folder):
+            if others[0]:  # the database
                 with open_run(folder.path) as telemetry:
                     headline = views.headline(telemetry)
                     row |= {key: value for key, value in headline.items() if value is not None}
@@ -212,12 +178,6 @@ def _row(name: str, folder: RunFolder) -> Row:
         # Malformed files of one run must not hide the others.
         row["problem"] = f"{name} is damaged: {plain_reason(error)}."
     return row
-
-
-def _has_telemetry(folder: RunFolder) -> bool:
-    """Return whether the database is not empty."""
-    file = folder.telemetry_file
-    return file.is_file() and file.stat().st_size > 0
 
 
 @contextmanager
@@ -244,20 +204,10 @@ def _version(folder: RunFolder) -> _Version | None:
     return tuple((s.st_mtime_ns, s.st_size, s.st_ino) if s else None for s in stats)
 
 
-def _updated_at(folder: RunFolder) -> str | None:
-    times = [stat.st_mtime for stat in _stats(folder) if stat]
-    return _iso(max(times)) if times else None
-
-
 def _stats(folder: RunFolder) -> list[os.stat_result | None]:
     """Return the stats of a run's files; None if empty, because readers create an empty log."""
     stats = [_stat(folder.path / name) for name in READ_FILES]
     return [stat if stat and stat.st_size > 0 else None for stat in stats]
-
-
-def _date(path: Path) -> str | None:
-    stat = _stat(path)
-    return _iso(stat.st_mtime) if stat else None
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -267,5 +217,11 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+def _newest(*stats: os.stat_result | None) -> str | None:
+    """Return the date of the newest file, in ISO 8601; None if there are none."""
+    times = [stat.st_mtime for stat in stats if stat]
+    return (
+        datetime.fromtimestamp(max(times), UTC).isoformat(timespec="milliseconds")
+        if times
+        else None
+    )

@@ -16,32 +16,11 @@ register_environments()
 
 
 @overload
-def make_env(
-    task: str | Task = "digits",
-    num_envs: None = None,
-    *,
-    reward: RewardConfig | str = "dense",
-    form: Form = "auto",
-    purpose: Purpose = "training",
-    final_split: FinalSplit = "validation",
-    max_episode_steps: int | None = None,
-    episode_seconds: float | None = None,
-    **task_options: Any,
-) -> GrowthEnv: ...
+def make_env(task: str | Task = "digits", num_envs: None = None, **options: Any) -> GrowthEnv: ...
 @overload
-def make_env(
-    task: str | Task = "digits",
-    num_envs: int = 1,
-    *,
-    reward: RewardConfig | str = "dense",
-    form: Form = "auto",
-    purpose: Purpose = "training",
-    final_split: FinalSplit = "validation",
-    autoreset: bool | None = None,
-    max_episode_steps: int | None = None,
-    episode_seconds: float | None = None,
-    **task_options: Any,
-) -> GrowthVectorEnv: ...
+def make_env(task: str | Task, num_envs: int, **options: Any) -> GrowthVectorEnv: ...
+@overload
+def make_env(task: str | Task = "digits", *, num_envs: int, **options: Any) -> GrowthVectorEnv: ...
 def make_env(
     task: str | Task = "digits",
     num_envs: int | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from esper.populations import HostData
 from esper.tasks import Samples, TaskDraw
 
 FinalSplit = Literal["validation", "test"]
-FINAL_SPLITS = ("validation", "test")
 
 
 def make_host_data(draw: TaskDraw, final_split: FinalSplit) -> HostData:
@@ -54,7 +53,7 @@ def _select(samples: Samples, indices: Tensor) -> Samples:
 
 
 Purpose = Literal["training", "tuning", "evaluation"]
-PURPOSES: tuple[str, ...] = ("training", "tuning", "evaluation")
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 def draw_seed(purpose: Purpose, seed: int, episode: int) -> int:

@@ -8,14 +8,10 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.config.growth import RewardConfig
-from esper.environment.draws import FinalSplit, Purpose
 from esper.environment.options import require_options
 from esper.environment.rewards import REWARD_TERMS
-from esper.environment.spaces import flat_masks, head_masks
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ResetNeededError
-from esper.populations.factory import Form
 from esper.simic.policy.action_spec import ActionSpec
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -37,77 +33,45 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's name and form
 
-    def __init__(
-        self,
-        task: str | Task = "digits",
-        *,
-        reward: RewardConfig | str = "dense",
-        form: Form = "auto",
-        purpose: Purpose = "training",
-        final_split: FinalSplit = "validation",
-        max_episode_steps: int | None = None,
-        episode_seconds: float | None = None,
-        **task_options: Any,
-    ) -> None:
+    def __init__(self, task: str | Task = "digits", **options: Any) -> None:
         """Make the environment; options are those of :class:`GrowthVectorEnv`."""
-        self._envs = GrowthVectorEnv(
-            task,
-            1,
-            reward=reward,
-            form=form,
-            purpose=purpose,
-            final_split=final_split,
-            autoreset=False,
-            max_episode_steps=max_episode_steps,
-            episode_seconds=episode_seconds,
-            **task_options,
-        )
-        self.observation_space = self._envs.single_observation_space
-        self.action_space = self._envs.single_action_space
+        self.vector = GrowthVectorEnv(task, 1, autoreset=False, **options)
+        """The underlying vector environment."""
+        self.layout: ObservationLayout = self.vector.layout
+        """The meaning of each column of an observation."""
+        self.action_spec: ActionSpec = self.vector.action_spec
+        """The heads of an action, and which of them each op reads."""
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
 
     def __repr__(self) -> str:
-        return f"GrowthEnv({self._envs.task.name!r})"
-
-    @property
-    def vector(self) -> GrowthVectorEnv:
-        """The underlying vector environment."""
-        return self._envs
-
-    @property
-    def layout(self) -> ObservationLayout:
-        """The meaning of each column of an observation."""
-        return self._envs.layout
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        """The heads of an action, and which of them each op reads."""
-        return self._envs.action_spec
+        return f"GrowthEnv({self.vector.task.name!r})"
 
     @property
     def masks(self) -> ActionMasks:
         """The current legal actions, as a batch of one."""
-        return self._envs.masks
+        return self.vector.masks
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Return the concatenated masks of all heads, the union over ops, as sb3-contrib needs."""
-        return flat_masks(self.masks)[0]
+        return self.vector.action_masks()[0]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Start a new episode; equal seeds give equal episodes."""
         require_options(options or {}, ())
-        observations, _ = self._envs.reset(seed=seed)
+        observations, info = self.vector.reset(seed=seed)
         super().reset(seed=None if seed is None else int(seed))
-        return observations[0], {"action_mask": head_masks(self.masks)[0]}
+        return observations[0], {"action_mask": info["action_mask"][0]}
 
     def step(
         self, action: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Apply one action, a choice for each of eight heads, and train for one epoch."""
-        if self._envs.growth.records.is_over[0]:
+        if self.vector.growth.records.is_over[0]:
             raise ResetNeededError("the episode is over; call reset() to start another.")
-        observations, rewards, terminated, truncated, info = self._envs.step(
+        observations, rewards, terminated, truncated, info = self.vector.step(
             np.asarray(action)[None]
         )
         single: dict[str, Any] = {
@@ -129,8 +93,8 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything the next step depends on: tensors and plain values."""
-        return self._envs.state_dict()
+        return self.vector.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned, bit for bit."""
-        self._envs.load_state_dict(state)
+        self.vector.load_state_dict(state)

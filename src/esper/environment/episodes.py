@@ -5,6 +5,7 @@ Shapes: N = hosts, S = slots, H = heads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +19,15 @@ from esper.config.growth import RELATIVE_REWARDS, RewardConfig
 from esper.environment.draws import FinalSplit
 from esper.environment.hosts import Hosts, HostScores
 from esper.environment.records import EpisodeRecords
-from esper.environment.rewards import (
-    RewardTerms,
-    RivalAccount,
-    StepAccount,
-    potential,
-    settle_step,
-)
-from esper.errors import ActionSpecError, ConfigError, ShapeError
+from esper.environment.rewards import RewardTerms, potential, settle_step
+from esper.errors import ActionSpecError, ConfigError, ShapeError, UnsupportedEnvironmentError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.populations import EpochReport, FirstSeed, Population
 from esper.populations.factory import Form
-from esper.populations.host_data import HostState, Split
+from esper.populations.host_data import HostState
 from esper.simic.stopwatch import Stopwatch
 from esper.tamiyo.controllers.price_schedule import PriceSchedule
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -41,48 +37,54 @@ from esper.tasks import Task, TaskDraw
 _OP = HEAD_NAMES.index("op")
 
 
-@dataclass(frozen=True, eq=False)
-class SlotOutcome:
-    """The slots after a step, ``[N, S]`` each.
-
-    For hosts that ended, only the seeds of the epoch that counts, all of them fossilized.
-    """
-
-    stage: Integers
-    blueprint: Integers
-    """The blueprint head's choice, -1 without a seed."""
-    alpha: Floats
-    contribution: Floats
-    """Score with the seed minus score without it, as last measured."""
-    parameters: Integers
-    """Parameters of the seed, 0 without one."""
-    n_fossils: Integers
-    """Number of seeds that have become part of the block."""
-    fossil_parameters: Integers
-    """Their parameters."""
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepResult:
-    """What a step did to each host, ``[N]``; hosts whose episode was over are unchanged."""
+    """What a step did to each host, ``[N]``; hosts whose episode was over are unchanged.
+
+    Fields named like a column of :class:`~esper.telemetry.records.StepRecord` are that column.
+    """
 
     was_running: Flags
     """Hosts whose episode was still running before the step."""
-    terms: RewardTerms
     terminated: Flags
     """Episodes that terminated in this step."""
+    epoch: Integers
+    op_done: Integers
+    """The op that was carried out: wait if a gate refused it or the action was illegal."""
     is_illegal: Flags
     """Illegal actions, which were replaced by wait."""
-    ops: Integers
-    """The op that was carried out: wait if a gate refused it or the action was illegal."""
     refusals: dict[int, str]
     """Why a gate refused an action, by host."""
     interventions: dict[int, str]
     """Why the governor rolled a host back, by host."""
-    final_scores: Floats
+    terms: RewardTerms
+    score: Floats
+    flops: Floats
+    """FLOPs spent so far, as a share of a reference run's."""
+    final_score: Floats
     """Score of the settled host where ``terminated``, else NaN."""
-    slots: SlotOutcome
-    """The slots after the step."""
+    draw_seed: Integers
+    slot_configs: list[SlotConfig]
+    """The slots of each host."""
+    slots_before: SlotArrays
+    slots: SlotArrays
+    """The slots after the step. For hosts that ended, only the seeds of the epoch that counts."""
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns of the step's records that the environment knows."""
+        arrays = {
+            "epoch": self.epoch,
+            "op_done": self.op_done,
+            "is_illegal": self.is_illegal,
+            **self.terms.by_name(),
+            "score": self.score,
+            "flops": self.flops,
+        }
+        return {
+            **{name: values.tolist() for name, values in arrays.items()},
+            "refusal": [self.refusals.get(host) for host in range(len(self.epoch))],
+            "slots": self.slots.as_text(),
+        }
 
 
 class GrowthEpisodes:
@@ -99,12 +101,7 @@ class GrowthEpisodes:
     ) -> None:
         """Start an episode for each draw seed; the hosts of a task's variants come last.
 
-        Args:
-            task: The task.
-            draw_seeds: The draw seed of each host.
-            form: How hosts are trained; see :func:`esper.make_population`.
-            rewards: Settings of the reward.
-            final_split: What the final score is measured on.
+        The arguments are those of :class:`~esper.environment.vector_env.GrowthVectorEnv`.
 
         Raises:
             TaskError: If there are fewer seeds than designs, or the designs differ in slots or
@@ -119,15 +116,15 @@ class GrowthEpisodes:
         self.slot_config: SlotConfig = self.hosts.slot_config
         """The slots of the task's own hosts; others may name theirs differently."""
         self.layout = ObservationLayout(self.slot_config)
-        self._has_rivals = self.rewards.reward in RELATIVE_REWARDS
-        if self._has_rivals and not task.draws_designs:
+        self._has_baselines = self.rewards.reward in RELATIVE_REWARDS
+        if self._has_baselines and not task.draws_designs:
             raise ConfigError(
                 f"reward is {self.rewards.reward!r} and task {task.name!r} trains all hosts of a "
                 "design together; use 'dense' or 'sparse', or a task that draws designs, such as "
                 "prior."
             )
-        n_rival = task.budget.n_epochs + 1 if self._has_rivals else 0
-        self.records = EpisodeRecords.blank(self.n_hosts, self.slot_config.max_slots, n_rival)
+        n_baseline = task.budget.n_epochs + 1 if self._has_baselines else 0
+        self.records = EpisodeRecords.blank(self.hosts.slot_arrays(), n_baseline)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
         self._keeps_states = self._largest_counts = False
@@ -137,7 +134,7 @@ class GrowthEpisodes:
         """The current legal actions; None if the hosts have changed since they were computed."""
         for host, seed in enumerate(draw_seeds):
             self._start_record(host, seed)
-        self._meet_rivals(list(range(self.n_hosts)), draw_seeds)
+        self._meet_baselines(list(range(self.n_hosts)), draw_seeds)
         self._score_untrained(list(range(self.n_hosts)))
 
     @property
@@ -152,15 +149,25 @@ class GrowthEpisodes:
 
     @property
     def population(self) -> Population:
-        """The population of a task with a single design."""
-        return self.hosts.require_one_group().population
+        """The population of a task with a single design.
+
+        Raises:
+            UnsupportedEnvironmentError: If the hosts have several designs.
+        """
+        groups = self.hosts.groups
+        if len(groups) != 1:
+            raise UnsupportedEnvironmentError(
+                f"these hosts have {len(groups)} designs, each with its own population; use "
+                "growth.hosts.groups, or environments of one design."
+            )
+        return groups[0].population
 
     def begin(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
         """Replace hosts by those of new draw seeds, each at the start of an episode."""
         with self.stopwatch.measure("new hosts"):
             for host, seed in zip(hosts, draw_seeds, strict=True):
                 self._replace(host, seed)
-        self._meet_rivals(hosts, draw_seeds)
+        self._meet_baselines(hosts, draw_seeds)
         self._masks = None
         self._score_untrained(list(hosts))
 
@@ -174,22 +181,19 @@ class GrowthEpisodes:
     def observe(self) -> NDArray[np.float32]:
         """Return the observation of each host, ``[N, D]``."""
         with self.stopwatch.measure("observations"):
-            hosts = self.records.host_facts()
-            return self.layout.encode(hosts, self.records.slot_facts(self.hosts.slot_arrays()))
+            return self.layout.encode(self.records, self.records.slots)
 
     def step(self, actions: Integers) -> StepResult:
-        """Apply an action to each host, train an epoch, validate, measure seeds and reward.
+        """Apply actions ``[N, H]``, train an epoch, validate, measure seeds and reward.
 
-        :mod:`esper.environment.rewards` defines the reward; :meth:`observe` follows a step.
-
-        Args:
-            actions: ``[N, H]`` choice of each head; an illegal combination counts as wait.
+        An illegal combination of choices counts as wait. :mod:`esper.environment.rewards` defines
+        the reward; :meth:`observe` follows a step.
         """
         require_choices(actions, self.n_hosts, self.head_sizes)
         records = self.records
         is_running = ~records.is_over
         score_before, potential_before = records.score.copy(), self._potential()
-        epoch_before = records.epoch.copy()
+        epoch_before, slots_before = records.epoch.copy(), records.slots_after_step()
 
         is_illegal, ops, refusals = self._apply_actions(actions, is_running)
         is_training = is_running & ~self.hosts.is_finished
@@ -199,67 +203,83 @@ class GrowthEpisodes:
         flops[training] += self._validate(training, epoch)
         self._measure_seeds(flops)
         self._settle(training, flops)
-        records.n_steps += is_running
+        records.n_steps[:] += is_running
 
         ended = is_running & (self.hosts.is_finished | (records.epoch >= records.n_epochs))
-        added_parameters = np.where(is_training, records.seed_parameters.sum(1), 0)
-        potential_after = self._potential()
+        spent = flops / records.reference_flops
+        records.flops_used[:] += spent
+        added = np.where(is_training, records.slots.grown_parameters.sum(1), 0)
+        epoch_rent = self.task.budget.parameter_rent / records.n_epochs
+        rent = -epoch_rent * (added / self.hosts.reference_parameters)
+        potential_after = np.where(is_running & ~ended, self._potential(), 0.0)
+        shaping = self.rewards.gamma * potential_after - np.where(is_running, potential_before, 0.0)
         final_scores = self._end(ended)
-        account = StepAccount(
-            score_change=records.score - score_before,
-            flops=flops / records.reference_flops,
-            added_parameters=added_parameters / self.hosts.reference_parameters,
-            was_restored=records.was_restored,
-            potential_before=np.where(is_running, potential_before, 0.0),
-            potential_after=np.where(is_running, potential_after, 0.0),
+        progress, final = records.score - score_before, final_scores
+        if self._has_baselines:
+            baseline = self._baseline_step(epoch_before, ended)
+            progress, spent, final = (
+                progress - baseline[0],
+                spent - baseline[1],
+                final - baseline[2],
+            )
+        terms = settle_step(
+            records,
+            self.rewards,
+            progress=progress,
+            flops=spent,
+            rent=rent,
+            shaping=shaping,
             is_end=ended,
-            final_score=final_scores,
-            flop_price=records.flop_price,
-            epoch_rent=self.task.budget.parameter_rent / records.n_epochs,
-            rival=self._account_rivals(epoch_before, ended) if self._has_rivals else None,
+            final_score=final,
         )
-        terms = settle_step(account, records.account, self.rewards)
-        records.is_over |= ended
+        records.is_over[:] |= ended
         return StepResult(
             was_running=is_running,
-            terms=terms,
             terminated=ended,
+            epoch=records.epoch.copy(),
+            op_done=ops,
             is_illegal=is_illegal,
-            ops=ops,
             refusals=refusals,
             interventions={host: why.reason for host, why in epoch.interventions.items()},
-            final_scores=final_scores,
-            slots=self.slot_outcome(),
+            terms=terms,
+            score=records.score.copy(),
+            flops=records.flops_used.copy(),
+            final_score=final_scores,
+            draw_seed=records.draw_seed.copy(),
+            slot_configs=self.hosts.slot_configs(),
+            slots_before=slots_before,
+            slots=records.slots_after_step(),
         )
 
     def returns_if_stopped(self) -> Floats:
         """Return the return ``[N]`` of each episode if it stops now, without shaping."""
         records, price = self.records, self.records.flop_price
-        returns = records.final_score - price * records.paid_flops
-        if self._has_rivals:
+        returns = records.final_score - price * records.flops_used
+        if self._has_baselines:
             hosts = np.arange(self.n_hosts)
-            rival_flops = records.rival_flops[hosts, records.n_epochs]
-            returns -= records.rival_final_score - price * rival_flops
+            baseline_flops = records.baseline_flops[hosts, records.n_epochs]
+            returns -= records.baseline_final_score - price * baseline_flops
         return returns + records.paid_rent + records.paid_penalty
 
-    def slot_outcome(self) -> SlotOutcome:
-        """Return a copy of the current slots."""
-        arrays, records = self.hosts.slot_arrays(), self.records
-        over = records.is_over[:, None]
-        stage = np.where(records.is_settled, Stage.FOSSILIZED, Stage.DORMANT)
-        fossil_parameters = np.where(
-            over, records.settled_fossil_parameters, arrays.fossil_parameters
-        )
-        parameters = np.where(over, records.settled_parameters, records.seed_parameters)
-        return SlotOutcome(
-            stage=np.where(over, stage, arrays.stage),
-            blueprint=np.where(over, records.settled_blueprint, arrays.blueprint),
-            alpha=np.where(over, records.settled_alpha, arrays.alpha),
-            contribution=np.where(over & ~records.is_settled, 0.0, records.contribution),
-            parameters=parameters - fossil_parameters,
-            n_fossils=np.where(over, records.settled_fossils, arrays.n_fossils),
-            fossil_parameters=fossil_parameters,
-        )
+    def describe(self, host: int) -> dict[str, Any]:
+        """Return what was drawn for a host and how its baseline does, by column of its record."""
+        records, draw = self.records, self.draws[host]
+        n_epochs = int(records.n_epochs[host])
+        scores: list[float] = records.baseline_scores[host, : n_epochs + 1].round(6).tolist()
+        n_slots = int((records.slots.kind[host] >= 0).sum())
+        columns: dict[str, Any] = {
+            "title": draw.title or None,
+            "facts": json.dumps(dict(draw.facts), default=float) if draw.facts else None,
+            "slot_names": json.dumps(self.hosts.slot_configs()[host].slot_ids[:n_slots]),
+            "budget_epochs": n_epochs,
+            "flop_price": float(records.flop_price[host]),
+        }
+        for name, form in (("no_growth", "paired"), ("schedule", "scheduled")):
+            is_baseline = self.rewards.reward == form
+            final = float(records.baseline_final_score[host]) if is_baseline else None
+            columns[f"{name}_scores"] = json.dumps(scores) if is_baseline else None
+            columns[f"{name}_final_score"] = final
+        return columns
 
     def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
         """Let some hosts start with committed seeds; see :meth:`Population.plant`."""
@@ -267,7 +287,7 @@ class GrowthEpisodes:
             group, number = self.hosts.locate(host)
             group.population.plant(number, first_seeds)
         self._masks = None
-        self.records.seed_parameters[:] = self.hosts.seed_parameters()
+        self.records.slots.parameters[:] = self.hosts.seed_parameters()
         self._score_untrained(list(seeds))
 
     def keep_states(self, *, largest_counts: bool = False) -> None:
@@ -284,7 +304,8 @@ class GrowthEpisodes:
     def stop(self, host: int) -> None:
         """Truncate an episode; its host trains no further."""
         self.records.is_over[host] = True
-        self.hosts.finish(host)
+        group, number = self.hosts.locate(host)
+        group.population.finish(number)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything the next step depends on: tensors and plain values."""
@@ -306,39 +327,42 @@ class GrowthEpisodes:
         self.records.load_state_dict(parts["records"])
         self._masks = None
 
-    def _account_rivals(self, epoch_before: Integers, ended: Flags) -> RivalAccount:
-        """Return what the hosts' rivals did in this step."""
+    def _baseline_step(self, epoch_before: Integers, ended: Flags) -> tuple[Floats, Floats, Floats]:
+        """Return progress, FLOPs and final score of the hosts' baselines in the same step.
+
+        At the end of an episode, the FLOPs are all that are left to spend.
+        """
         records, hosts = self.records, np.arange(self.n_hosts)
-        scores, flops = records.rival_scores, records.rival_flops
+        scores, flops = records.baseline_scores, records.baseline_flops
         until = np.where(ended, records.n_epochs, records.epoch)
-        return RivalAccount(
-            score_change=scores[hosts, records.epoch] - scores[hosts, epoch_before],
-            flops=flops[hosts, until] - flops[hosts, epoch_before],
-            final_score=records.rival_final_score,
+        return (
+            scores[hosts, records.epoch] - scores[hosts, epoch_before],
+            flops[hosts, until] - flops[hosts, epoch_before],
+            records.baseline_final_score,
         )
 
-    def _meet_rivals(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
-        """Record how the rivals of new hosts do, if rewards are relative to them."""
+    def _meet_baselines(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
+        """Record how the baselines of new hosts do, if rewards are relative to them."""
         if self.rewards.reward == "paired":
-            with self.stopwatch.measure("rivals"):
+            with self.stopwatch.measure("baselines"):
                 for host in hosts:
-                    self._train_alone(host)
+                    self._train_without_growing(host)
         elif self.rewards.reward == "scheduled":
-            with self.stopwatch.measure("rivals"):
+            with self.stopwatch.measure("baselines"):
                 self._follow_schedule(hosts, draw_seeds)
 
-    def _train_alone(self, host: int) -> None:
-        """Record how a new host would do if it were left alone, and start it again."""
+    def _train_without_growing(self, host: int) -> None:
+        """Record how a new host would do with no growth, and start it again."""
         records, (group, number) = self.records, self.hosts.locate(host)
-        best, scores, n_epochs = -np.inf, records.rival_scores[host], records.n_epochs[host]
+        best, scores, n_epochs = -np.inf, records.baseline_scores[host], records.n_epochs[host]
         for epoch in range(n_epochs + 1):
             if epoch:
                 group.population.train_epoch()
             scores[epoch] = self.hosts.evaluate([host]).scores[0]
             if scores[epoch] > best:
                 best = scores[epoch]
-                records.rival_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
-        records.rival_flops[host, : n_epochs + 1] = np.arange(n_epochs + 1) / n_epochs
+                records.baseline_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
+        records.baseline_flops[host, : n_epochs + 1] = np.arange(n_epochs + 1) / n_epochs
         group.start_again(number)
 
     def _follow_schedule(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
@@ -354,13 +378,13 @@ class GrowthEpisodes:
         schedule = PriceSchedule(copies.layout)
         schedule.start(copies.n_hosts)
         starts = np.ones(copies.n_hosts, np.bool_)
-        records.rival_scores[hosts] = copied.score[:, None]
+        records.baseline_scores[hosts] = copied.score[:, None]
         for epoch in range(1, int(copied.n_epochs.max()) + 1):
             copies.step(schedule.act(copies.observe(), copies.masks(), starts))
-            records.rival_scores[hosts, epoch:] = copied.score[:, None]
-            records.rival_flops[hosts, epoch:] = copied.paid_flops[:, None]
+            records.baseline_scores[hosts, epoch:] = copied.score[:, None]
+            records.baseline_flops[hosts, epoch:] = copied.flops_used[:, None]
             starts = np.zeros(copies.n_hosts, np.bool_)
-        records.rival_final_score[hosts] = copied.final_score
+        records.baseline_final_score[hosts] = copied.final_score
 
     def _replace(self, host: int, seed: int) -> None:
         self.hosts.restart(host, seed)
@@ -423,24 +447,24 @@ class GrowthEpisodes:
         found = self._evaluate(hosts)
         losses, norms = epoch.losses[hosts], epoch.gradient_norms[hosts]
         self.records.add_epoch(hosts, found.scores, found.losses, losses, norms)
-        self.records.seed_gradient_norm[hosts] = epoch.seed_gradient_norms[hosts]
+        self.records.slots.gradient_norm[hosts] = epoch.seed_gradient_norms[hosts]
         self.records.gradient_noise[hosts] = epoch.gradient_noise[hosts]
         return found.flops
 
     def _measure_seeds(self, flops: Floats) -> None:
         """Measure what each held seed contributes, and add what that costs to ``flops``."""
-        records, slots = self.records, self.hosts.slot_arrays()
-        records.seed_parameters[:] = self.hosts.seed_parameters()
-        records.contribution[slots.blueprint < 0] = 0.0
+        records, slots = self.records, self.records.slots
+        slots.parameters[:] = self.hosts.seed_parameters()
+        slots.contribution[slots.blueprint < 0] = np.nan
         is_held = slots.stage == Stage.HOLDING
         is_held &= ~self.hosts.is_finished[:, None]
-        records.is_measured[:] = is_held
+        slots.is_measured[:] = is_held
         for slot in range(self.slot_config.max_slots):
             hosts = np.flatnonzero(is_held[:, slot]).tolist()
             if hosts:
                 with self.stopwatch.measure("counterfactuals"):
                     without = self.hosts.evaluate(hosts, without_slot=slot)
-                records.contribution[hosts, slot] = records.score[hosts] - without.scores
+                slots.contribution[hosts, slot] = records.score[hosts] - without.scores
                 flops[hosts] += without.flops
 
     def _settle(self, hosts: list[int], flops: Floats) -> None:
@@ -450,16 +474,15 @@ class GrowthEpisodes:
         that comparison costs is added to ``flops``. The final scores are free of charge and reach
         no controller before the end.
         """
-        records, arrays = self.records, self.hosts.slot_arrays()
+        records, slots = self.records, self.records.slots
         is_better = records.score > records.settled_score
         if self._largest_counts:
-            n_before = (records.settled_fossils + records.is_settled).sum(1)
-            is_better |= (arrays.n_fossils + (arrays.stage == Stage.FOSSILIZED)).sum(1) > n_before
+            is_better |= _n_committed(slots) > _n_committed(records.settled)
         better = [host for host in hosts if is_better[host]]
         if not better:
             return
         scores, is_kept = records.score[better], np.ones(len(better), np.bool_)
-        blended = np.flatnonzero(arrays.is_blended[better].any(1))
+        blended = np.flatnonzero(slots.is_blended[better].any(1))
         if len(blended):
             chosen = [better[index] for index in blended]
             with self.stopwatch.measure("counterfactuals"):
@@ -476,7 +499,7 @@ class GrowthEpisodes:
                         [better[index] for index in indices], "final", committed_only=not kept
                     )
                 final_scores[indices] = found.scores
-        records.settle(better, is_kept, scores, final_scores, arrays)
+        records.settle(better, is_kept, scores, final_scores)
         if self._keeps_states:
             for host, kept in zip(better, is_kept.tolist(), strict=True):
                 group, number = self.hosts.locate(host)
@@ -484,7 +507,6 @@ class GrowthEpisodes:
 
     def _end(self, ended: Flags) -> Floats:
         """End the training of hosts and return their final scores, NaN for the others."""
-        records = self.records
         for host in np.flatnonzero(ended).tolist():
             group, number = self.hosts.locate(host)
             if host in self._settled_states:
@@ -492,26 +514,24 @@ class GrowthEpisodes:
                 group.population.set_state(number, state)
                 group.population.end_growth(number, keep=is_kept)
             group.population.finish(number)
-        records.seed_parameters[ended] = records.settled_parameters[ended]
-        return np.where(ended, records.final_score, np.nan)
+        return np.where(ended, self.records.final_score, np.nan)
 
     def _potential(self) -> Floats:
-        arrays = self.hosts.slot_arrays()
-        return potential(arrays.stage, arrays.n_fossils, self.rewards)
+        slots = self.records.slots
+        return potential(slots.stage, slots.n_fossils, self.rewards)
 
-    def _evaluate(self, hosts: list[int], split: Split = "validation") -> HostScores:
+    def _evaluate(self, hosts: list[int]) -> HostScores:
         with self.stopwatch.measure("evaluation"):
-            return self.hosts.evaluate(hosts, split)
+            return self.hosts.evaluate(hosts)
+
+
+def _n_committed(slots: SlotArrays) -> Integers:
+    """Return the number of committed seeds of each host, ``[N]``."""
+    return (slots.n_fossils + (slots.stage == Stage.FOSSILIZED)).sum(1)
 
 
 def require_choices(actions: Integers, n_hosts: int, head_sizes: Integers) -> None:
-    """Check that actions hold one valid choice of each head for each host.
-
-    Args:
-        actions: Must be ``[N, H]``.
-        n_hosts: The number of hosts.
-        head_sizes: ``[H]`` number of choices of each head.
-    """
+    """Raise unless actions ``[N, H]`` hold a choice of each head for each host."""
     if actions.shape != (n_hosts, len(HEAD_NAMES)):
         raise ShapeError(
             f"actions have shape {actions.shape}; expected [{n_hosts}, {len(HEAD_NAMES)}], one "

@@ -19,21 +19,20 @@ from numpy.typing import NDArray
 
 from esper.arrays import Flags, Floats, Integers
 from esper.environment.draws import FinalSplit, make_host_data
-from esper.errors import TaskError, UnsupportedEnvironmentError
-from esper.growth.slot_lives import Outcome
+from esper.errors import TaskError
+from esper.growth.slot_states import Outcome
 from esper.lifecycle.factored_actions import STYLES, BlendStyle, decode_action
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import (
     EpochReport,
     HostData,
     HostSpec,
-    HostState,
     Population,
-    SlotArrays,
     make_population,
 )
 from esper.populations.factory import Form
-from esper.populations.host_data import Split
+from esper.populations.host_data import Split, join_states, split_states
 from esper.populations.host_models import CostTable
 from esper.tamiyo.policy.action_masks import ActionMasks, JointMasks, compute_array_masks
 from esper.tamiyo.policy.observations import clip
@@ -50,20 +49,8 @@ class HostScores:
     flops: Floats
 
 
-class SparePopulations:
-    """Populations of one host that are not in use, one for each function that makes hosts."""
-
-    def __init__(self) -> None:
-        self._spares: dict[int, Population] = {}
-
-    def put(self, draw: TaskDraw, population: Population) -> None:
-        """Keep a population that trained the host of a draw, unless there is one like it."""
-        population.write_slots_to(SlotArrays.blank(1, population.slot_config.max_slots))
-        self._spares.setdefault(id(draw.make_host), population)
-
-    def take(self, draw: TaskDraw) -> Population | None:
-        """Return a population for hosts like that of a draw, if there is one."""
-        return self._spares.pop(id(draw.make_host), None)
+SparePopulations = dict[int, Population]
+"""Populations of one host that are not in use, by the id of the function that makes the host."""
 
 
 class HostGroup:
@@ -79,15 +66,9 @@ class HostGroup:
         final_split: FinalSplit,
         spares: SparePopulations | None = None,
     ) -> None:
-        """Make the hosts.
+        """Make a host for each draw seed; ``first`` is the number of the first among all hosts.
 
-        Args:
-            task: The task.
-            draw_seeds: The draw seed of each host.
-            first: Number of the first host among all.
-            form: How hosts are trained.
-            final_split: What the final score is measured on.
-            spares: Populations for other designs, if the task draws designs.
+        ``spares`` are populations for other designs, if the task draws designs.
         """
         self.task, self.first, self.n_hosts = task, first, len(draw_seeds)
         self._form: Form = form
@@ -115,8 +96,8 @@ class HostGroup:
 
     def n_epochs(self, host: int) -> int:
         """Return the epochs of a host's episode: those that were drawn, within the budget."""
-        most = self.task.budget.n_epochs
-        return min(self.draws[host].n_epochs or most, most)
+        maximum = self.task.budget.n_epochs
+        return min(self.draws[host].n_epochs or maximum, maximum)
 
     def restart(self, host: int, seed: int) -> None:
         """Replace a host by that of another draw seed."""
@@ -125,8 +106,9 @@ class HostGroup:
         if self._spares is None:
             self.population.restart(host, spec)
             return
-        self._spares.put(before, self.population)
-        spare = self._spares.take(self.draws[host])
+        self.population.write_slots_to(SlotArrays.blank(1, self.population.slot_config.max_slots))
+        self._spares.setdefault(id(before.make_host), self.population)
+        spare = self._spares.pop(id(self.draws[host].make_host), None)
         if spare is not None:
             spare.restart(host, spec)
         self._use(spare or self._make_population([spec]))
@@ -154,7 +136,7 @@ class HostGroup:
         is_paid = self.task.budget.parameter_rent > 0.0 or any(map(self.price, range(self.n_hosts)))
         own = population.slot_config
         own = replace(own, allow_finish=own.allow_finish and is_paid)
-        self.slot_config = _padded(own, self.task.most_slots)
+        self.slot_config = _padded(own, self.task.max_slots)
         """The slots of each host, and those that it lacks. Without costs it trains to the end."""
         self.seed_sizes = SeedSizes(population.costs, population.slot_config)
 
@@ -190,12 +172,8 @@ class HostGroup:
     def _draw(self, seed: int) -> tuple[TaskDraw, HostSpec]:
         """Return the draw and specification of a seed's host; fixed data are shared."""
         draw = self.task.sample(seed)
-        if self.task.data is None:
-            data = make_host_data(draw, self._final_split)
-        else:
-            if self._fixed_data is None:
-                self._fixed_data = make_host_data(draw, self._final_split)
-            data = self._fixed_data
+        data = self._fixed_data or make_host_data(draw, self._final_split)
+        self._fixed_data = None if self.task.data is None else data
         return draw, HostSpec(
             seed=seed,
             data=data,
@@ -241,7 +219,7 @@ class Hosts:
         self.slot_config: SlotConfig = groups[0].slot_config
         """The slots of the first hosts; others may name theirs differently."""
         if task.draws_designs:
-            names = tuple(f"slot.{number}" for number in range(task.most_slots))
+            names = tuple(f"slot.{number}" for number in range(task.max_slots))
             self.slot_config = SlotConfig(names, blueprints=self.slot_config.blueprints)
         self._slot_arrays = SlotArrays.blank(self.n_hosts, self.slot_config.max_slots)
         self._joint_masks: JointMasks | None = None
@@ -255,7 +233,7 @@ class Hosts:
     def _follow(self, group: HostGroup) -> None:
         """Take note of the population that a group uses."""
         rows = group.rows
-        group.write_slots_to(self._slot_arrays.rows(rows))
+        group.write_slots_to(self._slot_arrays.view(rows))
         self.reference_parameters[rows] = group.population.costs.host_parameters
         if self._joint_masks is not None:
             self._joint_masks.set_slots(rows, group.slot_config)
@@ -309,9 +287,9 @@ class Hosts:
         return self._slot_arrays
 
     def seed_parameters(self) -> Integers:
-        """Return the parameters of each slot's seed and fossils, ``[N, S]``; 0 without any."""
+        """Return the parameters of each slot's seed, ``[N, S]``; 0 without one."""
         arrays = self._slot_arrays
-        return _join([group.seed_sizes.count(arrays.rows(group.rows)) for group in self.groups])
+        return _join([group.seed_sizes.count(arrays.view(group.rows)) for group in self.groups])
 
     def apply(self, host: int, choices: Sequence[int]) -> Outcome:
         """Carry out a legal action of one host."""
@@ -320,15 +298,7 @@ class Hosts:
 
     def train_epoch(self) -> EpochReport:
         """Train every unfinished host for one epoch; the report is zero for the others."""
-        n, n_slots = self.n_hosts, self.slot_config.max_slots
-        joined = EpochReport(
-            losses=np.zeros(n),
-            gradient_norms=np.zeros(n),
-            flops=np.zeros(n),
-            seed_gradient_norms=np.zeros((n, n_slots)),
-            gradient_noise=np.zeros(n),
-            interventions={},
-        )
+        joined = EpochReport.blank(self.n_hosts, self.slot_config.max_slots)
         for group in self.groups:
             if not group.population.is_finished.all():
                 report, rows = group.population.train_epoch(), group.rows
@@ -362,43 +332,14 @@ class Hosts:
             found.losses[indices], found.flops[indices] = evaluation.losses, evaluation.flops
         return found
 
-    def finish(self, host: int) -> None:
-        """End the training of a host."""
-        group, number = self.locate(host)
-        group.population.finish(number)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all hosts: tensors and plain values."""
-        tensors, facts = dict[str, torch.Tensor](), list[dict[str, Any]]()
-        for host in range(self.n_hosts):
-            group, number = self.locate(host)
-            state = group.population.get_state(number)
-            tensors |= {f"{host}/{name}": tensor for name, tensor in state.tensors.items()}
-            facts.append(state.facts)
-        return {"tensors": tensors, "facts": facts}
+        return join_states([group.population.get_state(number) for group, number in self._places])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned, with hosts of the same draw seeds."""
-        by_host: list[dict[str, torch.Tensor]] = [{} for _ in range(self.n_hosts)]
-        for name, tensor in state["tensors"].items():
-            host, _, rest = name.partition("/")
-            by_host[int(host)][rest] = tensor
-        for host, (tensors, facts) in enumerate(zip(by_host, state["facts"], strict=True)):
-            group, number = self.locate(host)
-            group.population.set_state(number, HostState(tensors, facts))
-
-    def require_one_group(self) -> HostGroup:
-        """Return the only group.
-
-        Raises:
-            UnsupportedEnvironmentError: If the hosts have several designs.
-        """
-        if len(self.groups) != 1:
-            raise UnsupportedEnvironmentError(
-                f"these hosts have {len(self.groups)} designs, each with its own population; use "
-                "growth.hosts.groups, or environments of one design."
-            )
-        return self.groups[0]
+        for (group, number), own in zip(self._places, split_states(state), strict=True):
+            group.population.set_state(number, own)
 
 
 def _padded(slot_config: SlotConfig, n_slots: int) -> SlotConfig:
@@ -424,8 +365,8 @@ class SeedSizes:
         yet."""
 
     def count(self, arrays: SlotArrays) -> Integers:
-        """Return the parameters of each slot's seed and fossils, gates included, ``[N, S]``."""
-        counts = arrays.fossil_parameters.copy()
+        """Return the parameters of each slot's seed, its gate included, ``[N, S]``."""
+        counts, config = np.zeros_like(arrays.parameters), self._config
         hosts, slots = np.nonzero(arrays.blueprint >= 0)
         if len(hosts):
             blueprints = arrays.blueprint[hosts, slots]
@@ -434,17 +375,13 @@ class SeedSizes:
             found = self._sizes[slots, blueprints, is_gated]
             for index in np.flatnonzero((found < 0) | (units > 0)).tolist():
                 key = int(slots[index]), int(blueprints[index]), int(is_gated[index])
-                found[index] = self._count(*key, int(units[index]))
+                slot, blueprint = config.slot_ids[key[0]], config.blueprints[key[1]]
+                work = self._costs.seed_work(slot, blueprint, bool(key[2]), int(units[index]))
+                found[index] = work.parameters
                 if units[index] == 0:
                     self._sizes[key] = found[index]
-            counts[hosts, slots] += found
+            counts[hosts, slots] = found
         return counts
-
-    def _count(self, slot: int, blueprint: int, is_gated: int, units: int) -> int:
-        config = self._config
-        return self._costs.seed_work(
-            config.slot_ids[slot], config.blueprints[blueprint], bool(is_gated), units
-        ).parameters
 
 
 def data_digest(draw: TaskDraw) -> str:

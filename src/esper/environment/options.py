@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 
-from esper.config.checks import require_choice, require_int, require_number
-from esper.config.growth import RewardConfig
-from esper.environment.draws import FINAL_SPLITS, PURPOSES
+from esper.config.checks import Bounds, check
+from esper.environment.draws import FinalSplit, Purpose
 from esper.errors import ConfigError, TaskError, did_you_mean, type_of
 from esper.tasks import Task, make_task
 
-MOST_SEED = 2**62
+_Seed = Annotated[int, Bounds(0, 2**62)]
 
 
 def find_task(task: str | Task, options: dict[str, Any]) -> Task:
@@ -30,30 +28,15 @@ def find_task(task: str | Task, options: dict[str, Any]) -> Task:
     return task
 
 
-def find_rewards(reward: RewardConfig | str) -> RewardConfig:
-    """Return the reward settings, the defaults if only dense or sparse is named."""
-    if isinstance(reward, RewardConfig):
-        return reward
-    return RewardConfig(reward=reward)  # pyright: ignore[reportArgumentType]
-
-
 def require_splits(purpose: str, final_split: str) -> None:
     """Reject unknown purposes and final splits, and the test split outside evaluations."""
-    require_choice("purpose", purpose, PURPOSES)
-    require_choice("final_split", final_split, FINAL_SPLITS)
+    check("purpose", purpose, Purpose)
+    check("final_split", final_split, FinalSplit)
     if final_split == "test" and purpose != "evaluation":
         raise ConfigError(
             f"final_split is 'test' and purpose is {purpose!r}; the test split is only for "
             "purpose='evaluation'."
         )
-
-
-def require_limits(max_episode_steps: int | None, episode_seconds: float | None) -> None:
-    """Reject limits that are not positive."""
-    if max_episode_steps is not None:
-        require_int("max_episode_steps", max_episode_steps, least=1)
-    if episode_seconds is not None:
-        require_number("episode_seconds", episode_seconds, above=0.0)
 
 
 def require_options(options: Any, known: tuple[str, ...]) -> None:
@@ -73,20 +56,13 @@ def spread_seeds(seed: Any, n_envs: int) -> list[int | None]:
     if seed is None:
         return [None] * n_envs
     if not isinstance(seed, (list, tuple, np.ndarray)):
-        return [_as_seed(seed) + env for env in range(n_envs)]
+        return [check("seed", seed, _Seed) + env for env in range(n_envs)]
     given: list[Any] = list(cast(Any, seed))
     if len(given) != n_envs:
         raise ConfigError(
             f"seed lists {len(given)} seeds; expected {n_envs}, one for each environment."
         )
-    return [None if value is None else _as_seed(value) for value in given]
-
-
-def _as_seed(value: Any) -> int:
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or not 0 <= int(value) <= MOST_SEED:
-        raise ConfigError(f"seed is {value!r}; it must be a whole number from 0 to {MOST_SEED}.")
-    return int(value)
+    return [check("seed", value, _Seed | None) for value in given]
 
 
 _FACTS = ("hosts", "seeds", "episodes", "elapsed", "has_seeds")

@@ -1,4 +1,4 @@
-"""The running record of each host's episode. Shapes: N = hosts, S = slots."""
+"""The running record of each host's episode. Shapes: N = hosts."""
 
 from __future__ import annotations
 
@@ -8,165 +8,94 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.arrays import Flags, Floats, Integers
-from esper.environment.rewards import EpisodeAccount
 from esper.growth.sites import SlotSize
+from esper.lifecycle.slot_arrays import NO_BLUEPRINT, SlotArrays
 from esper.lifecycle.stages import Stage
-from esper.populations import SlotArrays
-from esper.tamiyo.policy.observations import HISTORY, TENSOR_KINDS, HostFacts, SlotFacts
+from esper.tamiyo.policy.observations import HISTORY, TENSOR_KINDS, HostFacts
+
+HISTORIES = ("scores", "train_losses", "validation_losses")
+"""Columns ``[N, HISTORY]``."""
 
 
-@dataclass(eq=False)
-class EpisodeRecords:
-    """The episode of each host so far: ``[N]``, or ``[N, S]`` for facts about slots."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpisodeRecords(HostFacts):
+    """The episode of each host so far, ``[N]`` each, and its slots.
 
+    The facts about hosts are what observations encode.
+    """
+
+    slots: SlotArrays
+    """The slots as they are."""
+    settled: SlotArrays
+    """The slots of the epoch that counts; its seeds, committed or blended in and kept, are
+    fossilized."""
     draw_seed: Integers
     """Determines the host's data and initial weights."""
-    epoch: Integers
-    """Epochs trained."""
     n_steps: Integers
     is_over: Flags
-    scores: Floats
-    """``[N, HISTORY]`` validation scores, the current one last; NaN before the first."""
-    best_score: Floats
-    train_losses: Floats
-    """``[N, HISTORY]`` the current one last; NaN before the first epoch."""
-    validation_losses: Floats
-    """``[N, HISTORY]`` the current one last; NaN if unknown."""
-    first_loss: Floats
-    """The first validation loss that is known; NaN before."""
-    best_loss: Floats
-    """The lowest validation loss; NaN before the first."""
-    gradient_norm: Floats
-    previous_gradient_norm: Floats
-    first_gradient_norm: Floats
-    """That of the first epoch with a gradient; NaN before."""
-    gradient_noise: Floats
-    """Standard deviation of the batches' gradient norms in the last epoch, relative to their
-    mean."""
-    was_restored: Flags
-    was_refused: Flags
-    last_op: Integers
-    contribution: Floats
-    """``[N, S]`` score with the slot's seed minus score without it, as last measured."""
-    is_measured: Flags
-    seed_gradient_norm: Floats
-    seed_parameters: Integers
-    """``[N, S]`` parameters of the slot's seed and fossils."""
     settled_epoch: Integers
     """The epoch that counts: the first with the best validation score, 0 for the untrained host."""
     settled_score: Floats
     """Validation score after that epoch, without the blended seeds if that is better."""
     final_score: Floats
     """Score of the same host on samples that the controller never sees."""
-    is_settled: Flags
-    """``[N, S]`` slots whose seed is part of that host: committed, or blended in and kept."""
-    settled_blueprint: Integers
-    """``[N, S]`` the blueprint head's choice of each of these seeds, -1 without one."""
-    settled_style: Integers
-    settled_alpha: Floats
-    settled_parameters: Integers
-    """``[N, S]`` parameters of these seeds and of the fossils of that host."""
-    settled_fossils: Integers
-    """``[N, S]`` number of its fossils."""
-    settled_fossil_parameters: Integers
-    slot_kind: Integers
-    """``[N, S]`` index into :data:`TENSOR_KINDS` of what passes through the slot; -1 for a slot
-    that the host does not have."""
-    slot_hidden: Integers
-    """``[N, S]`` hidden units of the block without fossils; 0 if unknown."""
-    slot_unit_parameters: Integers
-    """``[N, S]`` parameters of one hidden unit; 0 if unknown."""
     n_classes: Integers
-    n_samples: Integers
-    """Training samples; 0 if not known yet."""
-    n_batches: Integers
-    """Batches of an epoch; 0 if not known yet."""
-    n_parameters: Integers
-    n_epochs: Integers
-    """Epochs of the budget."""
-    flop_price: Floats
-    """Price of a reference run's FLOPs."""
     reference_flops: Floats
     """FLOPs of training and validating the reference host for the whole budget."""
-    rival_scores: Floats
-    """``[N, T]`` validation scores of the host's rival, before training and after each epoch, if
+    baseline_scores: Floats
+    """``[N, T]`` validation scores of the host's baseline, before training and after each epoch, if
     rewards are relative to one."""
-    rival_flops: Floats
+    baseline_flops: Floats
     """``[N, T]`` what it has spent by then, as a share of a reference run's FLOPs."""
-    rival_final_score: Floats
+    baseline_final_score: Floats
     paid_progress: Floats
-    paid_flops: Floats
     paid_rent: Floats
     paid_penalty: Floats
 
     @classmethod
-    def blank(cls, n_hosts: int, n_slots: int, n_rival: int = 0) -> EpisodeRecords:
-        """Return records of hosts that have not started.
+    def blank(cls, slots: SlotArrays, n_baseline: int = 0) -> EpisodeRecords:
+        """Return records of hosts that have not started, with the slots that they have.
 
-        Args:
-            n_hosts: The number of hosts.
-            n_slots: Their number of slots.
-            n_rival: Scores of each host's rival.
+        ``n_baseline`` is the number of scores of each host's baseline.
         """
-        shapes = {
-            "scores": (n_hosts, HISTORY),
-            "train_losses": (n_hosts, HISTORY),
-            "validation_losses": (n_hosts, HISTORY),
-            "rival_scores": (n_hosts, n_rival),
-            "rival_flops": (n_hosts, n_rival),
-            "contribution": (n_hosts, n_slots),
-            "is_measured": (n_hosts, n_slots),
-            "seed_gradient_norm": (n_hosts, n_slots),
-            "seed_parameters": (n_hosts, n_slots),
-            "is_settled": (n_hosts, n_slots),
-            "settled_blueprint": (n_hosts, n_slots),
-            "settled_style": (n_hosts, n_slots),
-            "settled_alpha": (n_hosts, n_slots),
-            "settled_parameters": (n_hosts, n_slots),
-            "settled_fossils": (n_hosts, n_slots),
-            "settled_fossil_parameters": (n_hosts, n_slots),
-            "slot_kind": (n_hosts, n_slots),
-            "slot_hidden": (n_hosts, n_slots),
-            "slot_unit_parameters": (n_hosts, n_slots),
-        }
-        kinds = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}
+        n_hosts, n_slots = slots.stage.shape
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(HISTORIES, (n_hosts, HISTORY))
+        shapes |= dict.fromkeys(("baseline_scores", "baseline_flops"), (n_hosts, n_baseline))
         arrays: dict[str, Any] = {
-            field.name: np.zeros(shapes.get(field.name, (n_hosts,)), kinds[str(field.type)])
+            field.name: np.zeros(shapes.get(field.name, (n_hosts,)), _DTYPES[str(field.type)])
             for field in fields(cls)
+            if field.type != "SlotArrays"
         }
-        return cls(**arrays)
+        return cls(slots=slots, settled=SlotArrays.blank(n_hosts, n_slots), **arrays)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of hosts by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.type != "SlotArrays"}
 
     def clear(self, host: int) -> None:
-        """Reset the record of one host."""
-        for field in fields(self):
-            getattr(self, field.name)[host] = 0
+        """Reset the record of one host, and what was measured of its slots."""
+        for values in self.columns().values():
+            values[host] = 0
+        self.slots.clear_measured(host)
         self.last_op[host] = -1
-        for unknown in (self.scores, self.train_losses, self.validation_losses):
-            unknown[host] = np.nan
-        for unknown in (self.first_loss, self.best_loss, self.first_gradient_norm):
-            unknown[host] = np.nan
+        for name in (*HISTORIES, "first_loss", "best_loss", "first_gradient_norm"):
+            getattr(self, name)[host] = np.nan
 
     @property
     def score(self) -> Floats:
         """The current validation score."""
         return self.scores[:, -1]
 
-    @property
-    def account(self) -> EpisodeAccount:
-        """The account of each episode; its arrays are those of the records."""
-        return EpisodeAccount(
-            self.paid_progress, self.paid_flops, self.paid_rent, self.paid_penalty
-        )
-
     def set_slot_sizes(self, host: int, sizes: Sequence[SlotSize]) -> None:
         """Record kind and hidden units of a host's slots; it does not have the slots after them."""
         kinds, n = [TENSOR_KINDS.index(size.kind.name.lower()) for size in sizes], len(sizes)
-        self.slot_kind[host, :n], self.slot_kind[host, n:] = kinds, -1
-        self.slot_hidden[host, :n] = [size.hidden for size in sizes]
-        self.slot_unit_parameters[host, :n] = [size.unit_parameters for size in sizes]
+        self.slots.kind[host, :n], self.slots.kind[host, n:] = kinds, -1
+        self.slots.first_hidden[host, :n] = [size.hidden for size in sizes]
+        self.slots.unit_parameters[host, :n] = [size.unit_parameters for size in sizes]
 
     def start_scores(self, hosts: list[int], scores: Floats, losses: Floats) -> None:
         """Record the validation scores and losses of hosts before their first epoch."""
@@ -192,88 +121,52 @@ class EpisodeRecords:
         self.epoch[hosts] += 1
 
     def settle(
-        self,
-        hosts: list[int],
-        is_kept: Flags,
-        scores: Floats,
-        final_scores: Floats,
-        arrays: SlotArrays,
+        self, hosts: list[int], is_kept: Flags, scores: Floats, final_scores: Floats
     ) -> None:
         """Record that the current state of some hosts is the one that counts.
 
-        Args:
-            hosts: The hosts, H of them.
-            is_kept: ``[H]`` whether their blended seeds are kept.
-            scores: ``[H]`` validation scores.
-            final_scores: ``[H]`` scores on samples that the controller never sees.
-            arrays: The slots of all hosts.
+        Of each: whether its blended seeds are kept, its validation score, and its score on samples
+        that the controller never sees.
         """
-        is_blended = arrays.is_blended[hosts] & is_kept[:, None]
-        settled = (arrays.stage[hosts] == Stage.FOSSILIZED) | is_blended
+        slots, settled = self.slots, self.settled
         self.settled_epoch[hosts] = self.epoch[hosts]
         self.settled_score[hosts], self.final_score[hosts] = scores, final_scores
-        self.is_settled[hosts] = settled
-        self.settled_blueprint[hosts] = np.where(settled, arrays.blueprint[hosts], -1)
-        self.settled_style[hosts] = np.where(settled, arrays.style[hosts], 0)
-        self.settled_alpha[hosts] = np.where(settled, arrays.alpha[hosts], 0.0)
-        of_fossils = arrays.fossil_parameters[hosts]
-        self.settled_parameters[hosts] = np.where(settled, self.seed_parameters[hosts], of_fossils)
-        self.settled_fossils[hosts] = arrays.n_fossils[hosts]
-        self.settled_fossil_parameters[hosts] = of_fossils
+        is_part = slots.is_blended[hosts] & is_kept[:, None]
+        is_part |= slots.stage[hosts] == Stage.FOSSILIZED
+        settled.stage[hosts] = np.where(is_part, Stage.FOSSILIZED, Stage.DORMANT)
+        settled.blueprint[hosts] = np.where(is_part, slots.blueprint[hosts], NO_BLUEPRINT)
+        for name in ("style", "alpha", "parameters"):
+            now = getattr(slots, name)[hosts]
+            getattr(settled, name)[hosts] = np.where(is_part, now, 0)
+        for name in ("n_fossils", "fossil_units", "fossil_parameters"):
+            getattr(settled, name)[hosts] = getattr(slots, name)[hosts]
 
-    def host_facts(self) -> HostFacts:
-        """Return the facts about hosts that observations encode."""
-        return HostFacts(
-            epoch=self.epoch,
-            n_epochs=self.n_epochs,
-            first_loss=self.first_loss,
-            train_losses=self.train_losses,
-            validation_losses=self.validation_losses,
-            best_loss=self.best_loss,
-            scores=self.scores,
-            best_score=self.best_score,
-            gradient_norm=self.gradient_norm,
-            previous_gradient_norm=self.previous_gradient_norm,
-            first_gradient_norm=self.first_gradient_norm,
-            gradient_noise=self.gradient_noise,
-            flops_used=self.paid_flops,
-            was_restored=self.was_restored,
-            was_refused=self.was_refused,
-            last_op=self.last_op,
-            n_samples=self.n_samples,
-            n_batches=self.n_batches,
-            n_parameters=self.n_parameters,
-            flop_price=self.flop_price,
-        )
-
-    def slot_facts(self, arrays: SlotArrays) -> SlotFacts:
-        """Return the facts about slots that observations encode."""
-        return SlotFacts(
-            stage=arrays.stage,
-            age_epochs=arrays.age_epochs,
-            stage_epochs=arrays.stage_epochs,
-            alpha=arrays.alpha,
-            alpha_target=arrays.alpha_target,
-            alpha_at_rest=arrays.alpha_at_rest,
-            ramp_epochs_left=arrays.ramp_epochs_left,
-            curve=arrays.curve,
-            style=arrays.style,
-            contribution=self.contribution,
-            is_measured=self.is_measured,
-            parameters=self.seed_parameters,
-            gradient_norm=self.seed_gradient_norm,
-            blueprint=arrays.blueprint,
-            kind=self.slot_kind,
-            first_hidden=self.slot_hidden,
-            unit_parameters=self.slot_unit_parameters,
-            hidden=np.where(self.slot_hidden > 0, self.slot_hidden + arrays.fossil_units, 0),
-        )
+    def slots_after_step(self) -> SlotArrays:
+        """Return a copy of the slots; those of hosts that ended are those of their best epoch."""
+        slots, over = self.slots.copy(), np.flatnonzero(self.is_over)
+        if len(over):
+            is_part = self.settled.stage[over] == Stage.FOSSILIZED
+            contribution = np.where(is_part, slots.contribution[over], np.nan)
+            slots.assign(over, self.settled)
+            slots.contribution[over] = contribution
+        return slots
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all records as tensors."""
-        return {f.name: torch.from_numpy(getattr(self, f.name).copy()) for f in fields(self)}
+        return {name: torch.from_numpy(each.copy()) for name, each in self._all_columns().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        for field in fields(self):
-            getattr(self, field.name)[...] = state[field.name].numpy()
+        for name, values in self._all_columns().items():
+            values[...] = state[name].numpy()
+
+    def _all_columns(self) -> dict[str, NDArray[Any]]:
+        parts = {"slots": self.slots, "settled": self.settled}
+        return self.columns() | {
+            f"{part}/{name}": values
+            for part, arrays in parts.items()
+            for name, values in arrays.columns().items()
+        }
+
+
+_DTYPES: dict[str, Any] = {"Integers": np.int64, "Floats": np.float64, "Flags": np.bool_}

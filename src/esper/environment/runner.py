@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from esper.arrays import Floats, Integers
-from esper.config.checks import require_seed
+from esper.config.checks import Seed, check
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import UnsupportedEnvironmentError, type_of
@@ -22,13 +22,11 @@ from esper.tamiyo import Controller
 from esper.tamiyo.controllers.controller import require_controller
 
 OnStep = Callable[[Integers, StepResult], None]
+"""Called after each step with the actions ``[N, H]`` and their result."""
 
 
 def ignore_step(actions: Integers, result: StepResult) -> None:
     """Do nothing after a step."""
-
-
-"""Called after each step with the actions ``[N, H]`` and their result."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,7 +35,7 @@ class EpisodeResults:
 
     Examples:
         >>> envs = esper.make_env("spirals", num_envs=2, autoreset=False)
-        >>> waiting = esper.make_controller("wait", envs.layout)
+        >>> waiting = esper.make_controller("no-growth", envs.layout)
         >>> results = esper.run_episodes(envs, waiting, seed=0)
         >>> bool((results.scores <= 1).all())
         True
@@ -124,12 +122,12 @@ def run_episodes(
 
     Examples:
         >>> envs = esper.make_env("spirals", num_envs=2, autoreset=False)
-        >>> waiting = esper.make_controller("wait", envs.layout)
+        >>> waiting = esper.make_controller("no-growth", envs.layout)
         >>> results = esper.run_episodes(envs, waiting, seed=0)
         >>> results.scores.shape
         (2,)
     """
-    require_seed(seed)
+    check("seed", seed, Seed)
     require_controller(controller)
     base = _unwrap(envs)
     base.reset(seed=int(seed))
@@ -140,9 +138,9 @@ def run_episodes(
     def add(actions: Integers, result: StepResult) -> None:
         running = result.was_running
         returns[running] += result.terms.total[running]
-        np.add.at(op_counts, (np.flatnonzero(running), result.ops[running]), 1)
+        np.add.at(op_counts, (np.flatnonzero(running), result.op_done[running]), 1)
         n_illegal[:] += result.is_illegal
-        scores[result.terminated] = result.final_scores[result.terminated]
+        scores[result.terminated] = result.final_score[result.terminated]
         on_step(actions, result)
 
     steer_hosts(
@@ -155,10 +153,10 @@ def run_episodes(
     return EpisodeResults(
         returns=returns,
         scores=scores,
-        flops=records.paid_flops.copy(),
+        flops=records.flops_used.copy(),
         n_epochs=records.epoch.copy(),
         host_parameters=records.n_parameters.copy(),
-        seed_parameters=records.settled_parameters.sum(1),
+        seed_parameters=records.settled.grown_parameters.sum(1),
         op_counts=op_counts,
         n_illegal=n_illegal,
         draw_seeds=records.draw_seed.copy(),

@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from time import monotonic
 from typing import Any
 
 import numpy as np
+import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from esper.arrays import Flags
-from esper.config.checks import require_bool, require_int
+from esper.config.checks import PositiveFloat, PositiveInt, check
 from esper.config.growth import RewardConfig
 from esper.config.memory import require_memory, return_large_blocks
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.options import (
-    find_rewards,
     find_task,
-    require_limits,
     require_options,
     require_same_arguments,
     require_splits,
     spread_seeds,
 )
-from esper.environment.spaces import (
-    as_choices,
-    final_observations,
-    flat_masks,
-    head_masks,
-    make_spaces,
-    spread_reasons,
-)
-from esper.errors import ConfigError, ResetNeededError
+from esper.errors import ConfigError, DtypeError, ResetNeededError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations.factory import Form
 from esper.simic.policy.action_spec import ActionSpec
-from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.action_masks import SLOT_BY_OP, ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task
 
-LEAST_HOST_BYTES = 40_000.0
+MIN_HOST_BYTES = 40_000.0
 """Memory of the smallest host, its slots and its records."""
 
 
@@ -95,20 +87,23 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             final_split: What the final score is measured on: the half of validation that is not
                 observed or, for evaluations, the test split.
             autoreset: Whether the step that ends an episode starts a new one. If not, a host whose
-                episode is over is left alone until :meth:`reset` with ``options["reset_mask"]``.
+                episode is over stays as it is until :meth:`reset` with ``options["reset_mask"]``.
             max_episode_steps: Steps after which an episode is truncated.
             episode_seconds: Wall time after which an episode is truncated.
             task_options: Options of the task, if it is given by name.
         """
-        require_int("num_envs", num_envs, least=1)
-        require_bool("autoreset", autoreset)
+        check("num_envs", num_envs, PositiveInt)
+        check("autoreset", autoreset, bool)
         require_splits(purpose, final_split)
-        require_limits(max_episode_steps, episode_seconds)
-        require_memory(LEAST_HOST_BYTES * num_envs, num_envs=num_envs)
+        check("max_episode_steps", max_episode_steps, PositiveInt | None)
+        check("episode_seconds", episode_seconds, PositiveFloat | None)
+        require_memory(MIN_HOST_BYTES * num_envs, num_envs=num_envs)
         return_large_blocks()
         self.task = find_task(task, task_options)
         self.num_envs = num_envs
-        self.rewards = find_rewards(reward)
+        given: Any = reward
+        is_whole = isinstance(reward, RewardConfig)
+        self.rewards = reward if is_whole else RewardConfig(reward=given)
         self.form: Form = form
         self.purpose: Purpose = purpose
         self.final_split: FinalSplit = final_split
@@ -119,16 +114,26 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self._seeds = np.zeros(num_envs, np.int64)
         self._episodes = np.zeros(num_envs, np.int64)
         self._started = np.zeros(num_envs)
-        self._growth = GrowthEpisodes(
+        self.growth = GrowthEpisodes(
             self.task,
             self._draw_seeds(range(num_envs)),
             form=form,
             rewards=self.rewards,
             final_split=final_split,
         )
+        """The hosts and their episodes."""
         self._has_seeds = False
-        self._last_step: StepResult | None = None
-        self.single_observation_space, self.single_action_space = make_spaces(self.layout)
+        self.slot_config: SlotConfig = self.growth.slot_config
+        """The slots of the task's own hosts."""
+        self.layout: ObservationLayout = self.growth.layout
+        """The meaning of each column of an observation."""
+        self.action_spec: ActionSpec = growth_action_spec(self.slot_config)
+        """The heads of an action, and which of them each op reads."""
+        self.last_step: StepResult | None = None
+        """The result of the last step, before any reset; None before the first step."""
+        low = self.layout.low
+        self.single_observation_space = spaces.Box(low, np.ones_like(low), dtype=np.float32)
+        self.single_action_space = spaces.MultiDiscrete(np.array(self.action_spec.sizes))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
@@ -136,43 +141,19 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         return f"GrowthVectorEnv({self.task.name!r}, num_envs={self.num_envs})"
 
     @property
-    def growth(self) -> GrowthEpisodes:
-        """The hosts and their episodes."""
-        return self._growth
-
-    @property
-    def layout(self) -> ObservationLayout:
-        """The meaning of each column of an observation."""
-        return self._growth.layout
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        """The heads of an action, and which of them each op reads."""
-        return growth_action_spec(self.slot_config)
-
-    @property
-    def slot_config(self) -> SlotConfig:
-        """The slots of the task's own hosts."""
-        return self._growth.slot_config
-
-    @property
     def masks(self) -> ActionMasks:
         """The current legal actions of each environment."""
-        return self._growth.masks()
-
-    @property
-    def last_step(self) -> StepResult | None:
-        """The result of the last step, before any reset; None before the first step."""
-        return self._last_step
+        return self.growth.masks()
 
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds spent so far, by part."""
-        return self._growth.stopwatch.seconds
+        return self.growth.stopwatch.seconds
 
     def action_masks(self) -> Flags:
         """Return the concatenated masks of all heads, the union over ops, ``[E, sum of sizes]``."""
-        return flat_masks(self.masks)
+        masks = self.masks
+        return np.concatenate([masks[n].numpy() for n in masks if n != SLOT_BY_OP], axis=1)
 
     def reset(
         self,
@@ -190,7 +171,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         chosen = self._selected(options or {})
         self._set_seeds(seed, chosen)
         self._begin(chosen)
-        return self._growth.observe(), self._make_info(self.masks)
+        return self.growth.observe(), self._mask_info()
 
     def step(
         self, actions: NDArray[np.int64]
@@ -201,29 +182,31 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         result, truncated = self.advance(actions)
         info = self._step_info(result)
         done = np.flatnonzero(result.terminated | truncated)
-        observations = self._growth.observe()
+        observations = self.growth.observe()
         if len(done):
             info |= self._final_info(done, result)
             if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
-                info |= final_observations(observations, done)
+                last = {env: observations[env] for env in done.tolist()}
+                info["final_obs"] = _spread(last, None, self.num_envs)
+                info["_final_obs"] = info["_final_info"]
                 self._episodes[done] += 1
                 self._begin(done.tolist())
-                observations = self._growth.observe()
-        info |= self._make_info(self.masks)
+                observations = self.growth.observe()
+        info |= self._mask_info()
         return observations, result.terms.total, result.terminated, truncated, info
 
     def advance(self, actions: NDArray[np.int64]) -> tuple[StepResult, Flags]:
         """Step without resetting; return the result and which episodes were truncated."""
-        result = self._growth.step(as_choices(actions))
-        self._last_step = result
+        result = self.growth.step(_as_choices(actions))
+        self.last_step = result
         truncated = self._find_truncated() & ~result.terminated & result.was_running
         for env in np.flatnonzero(truncated).tolist():
-            self._growth.stop(env)
+            self.growth.stop(env)
         return result, truncated
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything the next step depends on: tensors and plain values."""
-        state = self._growth.state_dict()
+        state = self.growth.state_dict()
         state["facts"]["made_with"] = self._arguments()
         state["facts"]["has_seeds"] = self._has_seeds
         state["facts"]["seeds"] = self._seeds.tolist()
@@ -238,7 +221,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
             ConfigError: If the state is from environments that were made with other arguments.
         """
         require_same_arguments(self._arguments(), state)
-        self._growth.load_state_dict(state)
+        self.growth.load_state_dict(state)
         self._seeds[:] = state["facts"]["seeds"]
         self._episodes[:] = state["facts"]["episodes"]
         self._started[:] = monotonic() - np.array(state["facts"]["elapsed"])
@@ -247,7 +230,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     @cached_property
     def _group_descriptions(self) -> list[dict[str, Any]]:
         """What determines the hosts of each design; computed once, as it hashes the data."""
-        groups = self._growth.hosts.groups
+        groups = self.growth.hosts.groups
         if self.task.draws_designs:
             return [{**groups[0].describe(), "n_hosts": self.num_envs}]
         return [{**group.describe(), "n_hosts": group.n_hosts} for group in groups]
@@ -268,7 +251,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         }
 
     def _begin(self, envs: list[int]) -> None:
-        self._growth.begin(envs, self._draw_seeds(envs))
+        self.growth.begin(envs, self._draw_seeds(envs))
         self._started[envs] = monotonic()
 
     def _draw_seeds(self, envs: Sequence[int]) -> list[int]:
@@ -306,47 +289,70 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 
     def _find_truncated(self) -> Flags:
         """Return the episodes that have reached a limit from outside."""
-        records, is_cut = self._growth.records, np.zeros(self.num_envs, np.bool_)
+        records, is_cut = self.growth.records, np.zeros(self.num_envs, np.bool_)
         if self.max_episode_steps is not None:
             is_cut |= records.n_steps >= self.max_episode_steps
         if self.episode_seconds is not None:
             is_cut |= monotonic() - self._started >= self.episode_seconds
         return is_cut
 
-    def _make_info(self, masks: ActionMasks) -> dict[str, Any]:
+    def _mask_info(self) -> dict[str, Any]:
+        """Return, for each environment, a mask of each head in the form Gymnasium expects."""
+        choices = self.masks.choices.to(torch.int8).numpy()
+        heads = [choices[:, head, :size] for head, size in enumerate(self.action_spec.sizes)]
         table = np.empty(self.num_envs, object)
-        table[:] = head_masks(masks)
+        table[:] = list(zip(*heads, strict=True))
         return {"action_mask": table}
 
     def _step_info(self, result: StepResult) -> dict[str, Any]:
-        records = self._growth.records
+        records = self.growth.records
         return {
             "reward_terms": result.terms.by_name(),
             "illegal_action": result.is_illegal,
-            "op": result.ops,
+            "op": result.op_done,
             "was_refused": records.was_refused.copy(),
-            "refusal": spread_reasons(result.refusals, self.num_envs),
+            "refusal": _spread(result.refusals, "", self.num_envs),
             "was_restored": records.was_restored.copy(),
-            "intervention": spread_reasons(result.interventions, self.num_envs),
-            "score": records.score.copy(),
-            "flops": records.paid_flops.copy(),
+            "intervention": _spread(result.interventions, "", self.num_envs),
+            "score": result.score,
+            "flops": result.flops,
         }
 
     def _final_info(self, done: NDArray[np.int64], result: StepResult) -> dict[str, Any]:
         """Return the outcomes of the episodes that ended, which ``_final_info`` marks."""
-        records, is_done = self._growth.records, np.zeros(self.num_envs, np.bool_)
+        records, is_done = self.growth.records, np.zeros(self.num_envs, np.bool_)
         is_done[done] = True
+        described = {env: self.growth.describe(env) for env in done.tolist()}
         final = {
-            "final_score": result.final_scores,
-            "flops": records.paid_flops.copy(),
+            "final_score": result.final_score,
+            "flops": result.flops,
             "rent": records.paid_rent.copy(),
             "penalty": records.paid_penalty.copy(),
-            "n_epochs": records.epoch.copy(),
+            "n_epochs": result.epoch,
             "n_steps": records.n_steps.copy(),
             "host_parameters": records.n_parameters.copy(),
-            "seed_parameters": records.settled_parameters.sum(1),
+            "seed_parameters": records.settled.grown_parameters.sum(1),
             "draw_seed": records.draw_seed.copy(),
             "reward_terms": result.terms.by_name(),
             "illegal_action": result.is_illegal,
+            "description": _spread(described, None, self.num_envs),
         }
         return {"final_info": final, "_final_info": is_done}
+
+
+def _as_choices(actions: Any) -> NDArray[np.int64]:
+    """Return actions as int64; reject other than integer types."""
+    choices = np.asarray(actions)
+    if choices.dtype.kind not in "iu":
+        raise DtypeError(
+            f"actions have dtype {choices.dtype}; expected integers, one choice for each head."
+        )
+    return np.ascontiguousarray(choices, np.int64)
+
+
+def _spread(values: Mapping[int, Any], missing: Any, n_envs: int) -> NDArray[Any]:
+    """Return the value of each environment, ``missing`` where there is none."""
+    table = np.full(n_envs, missing, object)
+    for env, value in values.items():
+        table[env] = value
+    return table

@@ -1,1 +1,1 @@
-"""Benchmarking controllers: arms, tuning, statistics, claims."""
+"""Benchmarking controllers: arms, tuning, model cards."""

@@ -1,48 +1,30 @@
-"""The arms of an evaluation: their names, labels and kinds. Shapes: R = runs, N = hosts."""
+"""The arms of an evaluation: their names and kinds. Shapes: R = runs, N = hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from esper.errors import ConfigError, did_you_mean
 from esper.evidence.host_runs import HostRuns
-from esper.evidence.results import Arm, Kind
-from esper.training.comparison import LEARNED
+from esper.results.arms import LABELS, LEARNED, NO_GROWTH, Arm, Kind
 
-OTHER_MODE = "learned_other"
-"""The learned controller, greedy if it usually samples its actions, or sampling if not."""
-
-
-@dataclass(frozen=True)
-class ArmSpec:
-    """What an arm is, whichever controller is evaluated."""
-
-    label: str
-    """The arm in a sentence."""
-    kind: Kind
-
-
-ARMS: dict[str, ArmSpec] = {
-    LEARNED: ArmSpec("the learned controller", "learned"),
-    OTHER_MODE: ArmSpec("the learned controller", "learned"),
-    "wait": ArmSpec("hosts left alone", "simple"),
-    "random": ArmSpec("random legal growth", "simple"),
-    "fixed": ArmSpec("the best fixed schedule", "tuned"),
-    "heuristic": ArmSpec("the tuned heuristic", "tuned"),
-    "static": ArmSpec("the best static network", "tuned"),
-    "wide_static": ArmSpec("a static network with as many parameters", "same_parameters"),
-    "scratch_same_epochs": ArmSpec("the same architecture trained from scratch", "same_epochs"),
-    "scratch_same_flops": ArmSpec("the same architecture trained from scratch", "same_flops"),
-    "context_table": ArmSpec("the best setting for each kind of host", "tuned"),
-    "context_heuristic": ArmSpec("a heuristic tuned for each kind of host", "tuned"),
-    "shuffled": ArmSpec("itself with shuffled observations", "ablation"),
-    "wrong_task": ArmSpec("its own actions on other tasks", "ablation"),
+ARMS: dict[str, Kind] = {
+    LEARNED: "learned",
+    NO_GROWTH: "simple",
+    "random": "simple",
+    "fixed": "tuned",
+    "heuristic": "tuned",
+    "progressive": "simple",
+    "fixed-size": "tuned",
+    "scratch-same-epochs": "same_epochs",
+    "scratch-same-flops": "same_flops",
+    "shuffled": "ablation",
+    "wrong-task": "ablation",
 }
-"""All arms by name, in the order in which they are shown; docs/evidence.md describes each."""
+"""All arms and their kinds, in the order in which they are shown; see docs/evidence.md."""
 
 
 def choose_arms(names: Sequence[str] | None) -> tuple[str, ...]:
@@ -62,48 +44,27 @@ def choose_arms(names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for name in ARMS if name == LEARNED or name in names)
 
 
-def make_arm(
-    name: str,
-    runs: Sequence[HostRuns],
-    *,
-    setting: str = "",
-    tuning_runs: int = 0,
-    is_greedy: bool = False,
-) -> Arm:
-    """Return the results of an arm.
+def make_arm(name: str, runs: Sequence[HostRuns], price: float, **facts: Any) -> Arm:
+    """Return the result of an arm.
 
     Args:
         name: Name of the arm.
         runs: Its host runs, one entry per training run; arms without training have one entry.
-        setting: What was chosen, in words.
-        tuning_runs: Host runs spent on the choice.
-        is_greedy: Whether the learned controller usually takes its likeliest action.
+        price: Score that the FLOPs of one reference run cost.
+        **facts: Further fields of :class:`Arm`; by default its kind and label are those of an
+            evaluation.
     """
-    spec = ARMS[name]
-    label = spec.label
-    if name == OTHER_MODE:
-        name, how = (
-            ("learned_sampled", "at random") if is_greedy else ("learned_greedy", "greedily")
-        )
-        label = f"{label} acting {how}"
-    return Arm(
-        name=name,
-        label=label,
-        kind=spec.kind,
-        setting=setting,
-        tuning_runs=tuning_runs,
-        **stack_runs(runs),
-    )
-
-
-def stack_runs(runs: Sequence[HostRuns]) -> dict[str, Any]:
-    """Return the fields of an :class:`Arm` that hold results, ``[R, N]`` or ``[R]``."""
-    stacked = {
-        name: np.stack([np.asarray(getattr(one, name), np.float64) for one in runs])
-        for name in ("accuracy", "flops", "parameters", "n_epochs")
+    label = LABELS.get(name, name)
+    if name in ("fixed", "heuristic"):
+        label = label.replace("the ", "the tuned ", 1)
+    stacked: dict[str, Any] = {
+        field: np.stack([np.asarray(getattr(one, field), np.float64) for one in runs])
+        for field in ("score", "flops", "parameters", "grown_parameters", "n_epochs")
     }
-    return {
-        **stacked,
-        "grown_share": np.array([float(np.mean(one.grown > 0)) for one in runs]),
+    fields: dict[str, Any] = {
+        "label": label,
+        "kind": ARMS.get(name, "simple"),
+        "returns": stacked["score"] - price * stacked["flops"],
         "test_reads": max(int(one.n_reads.max()) for one in runs),
     }
+    return Arm(name=name, **(fields | stacked | facts))

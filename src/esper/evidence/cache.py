@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.errors import StorageError
 from esper.evidence.host_runs import HostRuns
-from esper.storage.files import write_atomic
+from esper.storage.files import make_folder, read_file, storage_errors, write_atomic
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -97,7 +96,7 @@ def program_digest() -> str:
 def _read(path: Path) -> Arrays | None:
     """Return the arrays in a file; None if it is missing or damaged."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except FileNotFoundError:
         return None
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
@@ -110,11 +109,7 @@ def _read(path: Path) -> Arrays | None:
 def _write(path: Path, arrays: Arrays) -> None:
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        body = content.getvalue()
+    body = content.getvalue()
+    with storage_errors(path.parent):
+        make_folder(path.parent)
         write_atomic(path, body + hashlib.sha256(body).digest())
-    except OSError as error:
-        raise StorageError(
-            f"{path.parent} cannot be written: {error.strerror or error}; choose another folder."
-        ) from error

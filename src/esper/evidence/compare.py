@@ -7,31 +7,26 @@ from dataclasses import replace
 from os import PathLike, fspath
 from os.path import isfile
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Annotated, Any, Unpack, cast
 
-from esper.config.checks import require_int
+from esper.config.checks import Bounds, check
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, EvidenceError, RunError
-from esper.evidence.arms import stack_runs
+from esper.evidence.arms import make_arm
 from esper.evidence.evaluation import (
     MIN_HOSTS,
     EvalOptions,
     OnProgress,
-    hire,
     host_numbers,
-    make_evidence,
+    make_workers,
     report_work,
     shown_work,
 )
-from esper.evidence.files import EvidenceFile
-from esper.evidence.host_trainer import (
-    Helpers,
-    HostTrainer,
-    MakeController,
-    MakeSaved,
-)
-from esper.evidence.results import Arm, Evidence
+from esper.evidence.host_trainer import Helpers, HostTrainer, MakeController, MakeSaved
 from esper.evidence.setting import find_common_setting, find_prices, other_rules, training_episodes
+from esper.results.arms import LABELS, Arm
+from esper.results.evidence import Evidence
+from esper.results.files import read_evidence_file
 from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
@@ -66,7 +61,7 @@ def compare(
         **options: See :class:`esper.evidence.evaluation.EvalOptions`.
 
     Returns:
-        The results; :func:`esper.evidence.claims.verdict_sentences` says what they show.
+        The results; ``print(evidence)`` says what they show.
 
     Examples:
         >>> evidence = esper.compare(["runs/my-run", "heuristic"], n_hosts=64)  # doctest: +SKIP
@@ -74,7 +69,7 @@ def compare(
     given = list(contestants)
     if len(given) < 2:
         raise ConfigError(f"got {len(given)} to compare; name at least two controllers.")
-    require_int("n_hosts", n_hosts, least=MIN_HOSTS)
+    check("n_hosts", n_hosts, Annotated[int, Bounds(MIN_HOSTS)])
     are_files = [isinstance(one, (str, PathLike)) and isfile(one) for one in given]
     if all(are_files):
         return compare_files([Path(fspath(cast("str", one))) for one in given], price)
@@ -92,12 +87,11 @@ def compare(
     runs = n_hosts * len(given)
     with (
         shown_work(options, "comparing") as on_progress,
-        hire(setting, options, most_runs=n_hosts, all_runs=runs) as helpers,
+        make_workers(setting, options, max_runs=n_hosts, all_runs=runs) as helpers,
     ):
         arms = _run_all(given, saved, setting.at(price), hosts, on_progress, helpers)
-    return make_evidence(
+    return setting.make_evidence(
         arms,
-        setting,
         price=price,
         seed=hosts[0],
         runs=(arms[0].name,),
@@ -135,10 +129,10 @@ def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence
 
 def _read_entry(path: Path, price: float | None) -> Evidence:
     """Return the entry of an evaluation's file at a price."""
-    entries = EvidenceFile.from_text(path.read_bytes(), name=str(path)).entries
+    entries = read_evidence_file(path)
     found = [entry for entry in entries if price is None or entry.price == price]
     if len(found) != 1:
-        prices = ", ".join(f"{entry.price:g}" for entry in entries)
+        prices = ", ".join(str(entry.price) for entry in entries)
         raise EvidenceError(f"{path} has prices {prices}; choose one of them (--price).")
     return found[0]
 
@@ -173,13 +167,14 @@ def _run_all(
             on_share=report_work(on_progress, task, name, number, len(given)),
         )
         arms.append(
-            Arm(
-                name=name,
-                label=name if learned is None else f"the controller {name}",
+            make_arm(
+                name,
+                [runs],
+                task.budget.flop_price,
+                label=LABELS.get(name, name) if learned is None else f"the controller {name}",
                 kind="simple" if learned is None else "learned",
                 setting="" if learned is None or first is None else other_rules(learned, first),
                 tuning_runs=0 if learned is None else training_episodes(learned),
-                **stack_runs([runs]),
             )
         )
     return arms
@@ -187,7 +182,7 @@ def _run_all(
 
 def _controller_maker(one: AnyController, learned: SavedController | None) -> MakeController:
     if learned is not None:
-        return MakeSaved(learned, learned.deterministic)
+        return MakeSaved(learned)
     return MakeNamed(str(one)) if _is_name(one) else lambda _, __: cast(Controller, one)
 
 

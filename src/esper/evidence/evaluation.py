@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from os import PathLike
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
 
-import numpy as np
 import torch
 
-from esper.config.checks import require_int, require_seed
+from esper.config.checks import Bounds, Seed, check
 from esper.config.held_out_hosts import EVALUATION_HOSTS, HostNumbers
 from esper.errors import ConfigError
-from esper.evidence.arms import ARMS, OTHER_MODE, choose_arms, make_arm
+from esper.evidence.arms import ARMS, choose_arms, make_arm
 from esper.evidence.host_runs import HostRuns
 from esper.evidence.host_trainer import (
     BATCH_HOSTS,
@@ -28,15 +25,13 @@ from esper.evidence.host_trainer import (
     count_batches,
 )
 from esper.evidence.matched_arms import (
+    MakeRandom,
+    MakeShuffled,
+    MakeWrongTask,
     at_same_epochs,
     at_same_flops,
-    run_random,
     run_scratch,
-    run_shuffled,
-    run_wide,
-    run_wrong_task,
 )
-from esper.evidence.results import Arm, Evidence, EvidenceList
 from esper.evidence.setting import (
     EvalSetting,
     controller_digest,
@@ -48,18 +43,18 @@ from esper.evidence.setting import (
 from esper.evidence.tuning import TUNING, TunedArms
 from esper.formatting import many
 from esper.progress import ProgressBar, ShowProgress
+from esper.results.arms import LABELS, LEARNED, NO_GROWTH, Arm
+from esper.results.evidence import Evidence, EvidenceList
 from esper.tamiyo import SavedController
 from esper.tasks import Task
-from esper.training.comparison import LEARNED
 from esper.training.lookup import AnyController
 from esper.training.trials import MakeNamed
 from esper.training.workers import Workload, choose_pool
-from esper.version import __version__
 
 MIN_HOSTS = 2
 """The fewest hosts that can be compared."""
 MIN_TUNING_RUNS = 2
-SCRATCH = {"scratch_same_epochs": at_same_epochs, "scratch_same_flops": at_same_flops}
+SCRATCH = {"scratch-same-epochs": at_same_epochs, "scratch-same-flops": at_same_flops}
 """The arms that read the same training from scratch at different epochs."""
 
 
@@ -132,8 +127,8 @@ def evaluate(
     """Compare learned controllers with every arm of :data:`ARMS`, on the same held-out hosts.
 
     Args:
-        runs: Runs, their folders or names, or saved controllers; several count as training runs of
-            one method with different seeds.
+        runs: Runs, their folders or names, or saved controllers; several are treated as
+            seeds of the same method.
         n_hosts: Number of held-out hosts.
         tuning_runs: Host runs, on draws for tuning, that each tuned arm may spend on its choice.
         prices: Score that the FLOPs of one reference run cost, one or several; by default the price
@@ -150,19 +145,19 @@ def evaluate(
     Examples:
         >>> evidence = esper.evaluate("runs/my-run", n_hosts=64)  # doctest: +SKIP
     """
-    require_int("n_hosts", n_hosts, least=MIN_HOSTS)
-    require_int("tuning_runs", tuning_runs, least=MIN_TUNING_RUNS)
+    check("n_hosts", n_hosts, Annotated[int, Bounds(MIN_HOSTS)])
+    check("tuning_runs", tuning_runs, Annotated[int, Bounds(MIN_TUNING_RUNS)])
     chosen, saved = choose_arms(arms), find_learned(runs)
     allow_code = options.get("allow_code", False)
     setting = find_setting(saved, task, task_options, allow_code=allow_code)
     at = find_prices(prices, saved[0].budget.flop_price)
-    n_tuned = sum(ARMS[name].kind == "tuned" for name in chosen)
+    n_tuned = sum(ARMS[name] == "tuned" for name in chosen)
     with (
         shown_work(options, "evaluating") as on_progress,
-        hire(
+        make_workers(
             setting,
             options,
-            most_runs=max(n_hosts, tuning_runs if n_tuned else 0),
+            max_runs=max(n_hosts, tuning_runs if n_tuned else 0),
             all_runs=(n_hosts * len(chosen) + tuning_runs * n_tuned) * len(at),
         ) as helpers,
     ):
@@ -190,16 +185,7 @@ class Evaluation:
         helpers: Helpers | None = None,
         **options: Unpack[EvalOptions],
     ) -> None:
-        """Prepare an evaluation.
-
-        Args:
-            saved: The controllers.
-            setting: The task they are evaluated on.
-            n_hosts: Number of held-out hosts.
-            tuning_runs: Host runs that each tuned arm may spend.
-            helpers: Train the hosts; None for this process.
-            **options: See :class:`EvalOptions`.
-        """
+        """Prepare what :func:`evaluate` was asked for; helpers, if any, train the hosts."""
         self._saved, self._setting = list(saved), setting
         self._hosts = host_numbers(options, n_hosts)
         self._command = options.get("command", "")
@@ -223,7 +209,7 @@ class Evaluation:
     def run(self, arms: Sequence[str], prices: Sequence[float]) -> EvidenceList:
         """Run all arms at all prices."""
         self._sizes = [
-            (self._tuning_runs if ARMS[arm].kind == "tuned" else 0, len(self._hosts))
+            (self._tuning_runs if ARMS[arm] == "tuned" else 0, len(self._hosts))
             for _ in prices
             for arm in arms
         ]
@@ -236,9 +222,8 @@ class Evaluation:
             results.append(self._run_arm(name, price, learned))
             self._number += 1
         learned_prices = {one.budget.flop_price for one in self._saved}
-        return make_evidence(
+        return self._setting.make_evidence(
             results,
-            self._setting,
             price=price,
             learned_price=learned_prices.pop() if len(learned_prices) == 1 else None,
             seed=self._hosts[0],
@@ -248,61 +233,49 @@ class Evaluation:
 
     def _run_arm(self, name: str, price: float, learned: list[HostRuns]) -> Arm:
         """Run an arm, given the host runs of each learned controller."""
-        if ARMS[name].kind == "tuned":
+        if ARMS[name] == "tuned":
             return self._tuned.run(name, self._hosts, price)
-        if name == "wait":
-            runs = self._cached({"arm": name}, self._run_wait)
-            return make_arm(name, [runs], setting="the whole budget")
-        if name in (LEARNED, OTHER_MODE):
-            is_other = name == OTHER_MODE
-            if is_other:
-                numbers = range(len(self._saved))
-                learned = [self._run_learned(n, price, is_other=True) for n in numbers]
+        if name in (NO_GROWTH, "progressive"):
+            make, report = MakeNamed(name), self._report(LABELS[name])
+            runs = self._cached(
+                {"arm": name}, lambda: self._trainer.run(self._hosts, make, on_share=report)
+            )
+            return make_arm(name, [runs], price)
+        if name == LEARNED:
             episodes = [training_episodes(saved) for saved in self._saved]
             return make_arm(
                 name,
                 learned,
-                setting="greedy" if self._is_greedy != is_other else "sampled",
+                price,
+                setting="greedy" if self._is_greedy else "sampled",
                 tuning_runs=round(sum(episodes) / len(episodes)),
-                is_greedy=self._is_greedy,
             )
-        return make_arm(
-            name, [self._run_matched(name, n, price, one) for n, one in enumerate(learned)]
-        )
+        matched = [self._run_matched(name, n, price, one) for n, one in enumerate(learned)]
+        return make_arm(name, matched, price)
 
-    def _run_wait(self) -> HostRuns:
-        report = self._report("hosts left alone")
-        return self._trainer.run(self._hosts, MakeNamed("wait"), on_share=report)
-
-    def _run_learned(self, n: int, price: float, *, is_other: bool = False) -> HostRuns:
-        """Run a learned controller in its usual mode or in the other one."""
-        trainer, make = self._trainer_at(price), self._controller_maker(n, is_other=is_other)
-        report = self._report(f"{self._saved[n].label}{', the other mode' if is_other else ''}")
-        key = self._key(n, price) | {"arm": LEARNED, "is_other": is_other}
+    def _run_learned(self, n: int, price: float) -> HostRuns:
+        trainer, make = self._trainer_at(price), MakeSaved(self._saved[n])
+        report, key = self._report(self._saved[n].label), self._key(n, price) | {"arm": LEARNED}
         return self._cached(key, lambda: trainer.run(self._hosts, make, on_share=report))
 
     def _run_matched(self, name: str, n: int, price: float, learned: HostRuns) -> HostRuns:
         """Run an arm that is matched to what a learned controller did in each host."""
-        report = self._report(f"{name.replace('_', ' ')} after {self._saved[n].label}")
-        key, hosts = self._key(n, price), self._hosts
-        if name == "shuffled":
-            trainer, make = self._trainer_at(price), self._controller_maker(n)
-            return self._cached(
-                key | {"arm": name}, lambda: run_shuffled(trainer, make, hosts, on_share=report)
-            )
-        kind = "scratch" if name in SCRATCH else name
-        run = {
-            "random": run_random,
-            "wide_static": run_wide,
-            "wrong_task": run_wrong_task,
-            "scratch": run_scratch,
-        }[kind]
-        runs = self._cached(key | {"arm": kind}, lambda: run(self._trainer, learned, hosts, report))
-        return SCRATCH[name](runs, learned) if name in SCRATCH else runs
+        report = self._report(f"{name} after {self._saved[n].label}")
+        kind, hosts = "scratch" if name in SCRATCH else name, self._hosts
 
-    def _controller_maker(self, n: int, *, is_other: bool = False) -> MakeController:
-        saved = self._saved[n]
-        return MakeSaved(saved, saved.deterministic != is_other)
+        def run() -> HostRuns:
+            if kind == "scratch":
+                return run_scratch(self._trainer, learned, hosts, report)
+            make: dict[str, MakeController] = {
+                "random": MakeRandom(learned),
+                "wrong-task": MakeWrongTask(learned.actions, hosts[0]),
+                "shuffled": MakeShuffled(MakeSaved(self._saved[n])),
+            }
+            trainer = self._trainer_at(price) if kind == "shuffled" else self._trainer
+            return trainer.run(hosts, make[kind], on_share=report)
+
+        runs = self._cached(self._key(n, price) | {"arm": kind}, run)
+        return SCRATCH[name](runs, learned) if name in SCRATCH else runs
 
     def _trainer_at(self, price: float) -> HostTrainer:
         if price not in self._priced_trainers:
@@ -381,15 +354,15 @@ def report_work(
 
 
 @contextmanager
-def hire(
-    setting: EvalSetting, options: EvalOptions, *, most_runs: int, all_runs: int
+def make_workers(
+    setting: EvalSetting, options: EvalOptions, *, max_runs: int, all_runs: int
 ) -> Generator[Helpers | None]:
     """Provide the workers that options ask for, None for this process, and end them.
 
     Args:
         setting: The task.
         options: Options of an evaluation.
-        most_runs: Host runs that do not depend on one another, at most.
+        max_runs: Host runs that do not depend on one another, at most.
         all_runs: Host runs of the whole evaluation, about.
 
     Raises:
@@ -405,7 +378,7 @@ def hire(
             )
         yield None
         return
-    n_batches = count_batches(most_runs)
+    n_batches = count_batches(max_runs)
     work = Workload(
         n_parts=n_batches,
         parts=f"the hosts are trained in {many(n_batches, 'group')} of at most {BATCH_HOSTS}",
@@ -423,49 +396,5 @@ def host_numbers(
 ) -> range:
     """Return the numbers of an evaluation's hosts, which are reserved for this use."""
     first = options.get("seed")
-    if first is not None:
-        require_seed(first)
+    check("seed", first, Seed | None)
     return numbers.take(first, n_hosts)
-
-
-def make_evidence(
-    arms: Sequence[Arm],
-    setting: EvalSetting,
-    *,
-    price: float,
-    learned_price: float | None = None,
-    seed: int,
-    runs: tuple[str, ...],
-    command: str,
-) -> Evidence:
-    """Return the evidence of arms, the first of which claims are about.
-
-    Args:
-        arms: The results.
-        setting: The task that they were measured on.
-        price: Score that the FLOPs of one reference run cost.
-        learned_price: Price that the controllers learned at, if they share one.
-        seed: Number of the first host.
-        runs: Names of the training runs.
-        command: The command that reproduces the results.
-    """
-    task = setting.task
-    return Evidence(
-        task=task.name,
-        task_options=dict(setting.task_options),
-        price=price,
-        learned_price=learned_price,
-        reference=f"training the reference host of {task.name} for {task.budget.n_epochs} epochs",
-        seed=seed,
-        runs=runs,
-        arms=tuple(arms),
-        learned=arms[0].name,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={
-            "esper": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        command=command,
-    )

@@ -10,7 +10,7 @@ committed by then, or blended in and kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 
 from esper.arrays import Floats, Integers
 from esper.environment.episodes import GrowthEpisodes, StepResult
-from esper.environment.runner import steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, Op
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
-from esper.tamiyo import Controller
 
 SCORES = ("final", "validation")
 _SLOT = HEAD_NAMES.index("slot")
@@ -49,7 +47,7 @@ class Goals:
 class HostRuns:
     """The results of hosts, ``[N]`` each, and the actions that led to them."""
 
-    accuracy: Floats
+    score: Floats
     """Score of the settled host on the final split, at its end."""
     flops: Floats
     """FLOPs spent, as a share of the reference run's."""
@@ -62,8 +60,6 @@ class HostRuns:
     """Number of settled seeds that grew during training."""
     n_reads: Integers
     """How many epochs of the host have a score on the final split in these results."""
-    n_classes: Integers
-    n_samples: Integers
     actions: Integers
     """``[N, T + 1, 8]`` action of each step, -1 after the end."""
     op_counts: Integers
@@ -79,24 +75,25 @@ class HostRuns:
     """``[N, C]`` alpha of each settled seed."""
     number: Integers
     """``[N, C]`` number of seeds that germinated in the host before each settled one."""
-    accuracy_by_epoch: Floats
-    """``[N, T + 1]`` accuracy had the host stopped after each epoch, NaN where it was not scored;
+    score_by_epoch: Floats
+    """``[N, T + 1]`` score had the host stopped after each epoch, NaN where it was not scored;
     ``[N, 0]`` if not requested."""
     flops_by_epoch: Floats
     validation_by_epoch: Floats
     """``[N, T + 1]`` score of the settled host on the validation samples, likewise."""
     parameters_by_epoch: Floats
 
-    def select(self, indices: Integers) -> HostRuns:
-        """Return the runs of some hosts, in the order of ``indices``."""
-        return HostRuns(**{name: values[indices] for name, values in self.arrays().items()})
+    @property
+    def grown_parameters(self) -> Integers:
+        """Parameters that were grown during training."""
+        return np.where(self.grown > 0, self.parameters - self.host_parameters, 0)
 
     def stopped_after(self, epochs: Integers) -> HostRuns:
         """Return the results had each host stopped after its own number of epochs ``[N]``."""
         at = np.arange(len(epochs)), epochs
         return replace(
             self,
-            accuracy=self.accuracy_by_epoch[at],
+            score=self.score_by_epoch[at],
             flops=self.flops_by_epoch[at],
             parameters=self.parameters_by_epoch[at],
             n_epochs=np.minimum(epochs, self.n_epochs),
@@ -109,13 +106,14 @@ class HostRuns:
 
 def join_runs(parts: Sequence[HostRuns]) -> HostRuns:
     """Concatenate the runs of several groups of hosts."""
-    names = parts[0].arrays()
     n_settled = max(part.slot.shape[1] for part in parts)
     joined: dict[str, NDArray[Any]] = {}
-    for name in names:
-        values = [part.arrays()[name] for part in parts]
+    for name in parts[0].arrays():
+        values = [getattr(part, name) for part in parts]
         if name in _NO_SEED:
-            values = [_pad(each, n_settled, _NO_SEED[name]) for each in values]
+            widths = [((0, 0), (0, n_settled - each.shape[1])) for each in values]
+            pairs = zip(values, widths, strict=True)
+            values = [np.pad(each, by, constant_values=_NO_SEED[name]) for each, by in pairs]
         joined[name] = np.concatenate(values)
     return HostRuns(**joined)
 
@@ -124,62 +122,22 @@ _NO_SEED = {"slot": -1, "blueprint": -1, "style": 0, "alpha": 0.0, "number": 0}
 """The columns of settled seeds, and their values where a host has fewer."""
 
 
-def _pad(values: NDArray[Any], n_columns: int, fill: float) -> NDArray[Any]:
-    missing = n_columns - values.shape[1]
-    return np.pad(values, ((0, 0), (0, missing)), constant_values=fill)
-
-
 def has_spent(spent: Floats, flops: Floats) -> NDArray[np.bool_]:
     """Return where at least ``flops`` were spent, up to rounding of their sum."""
     return spent >= flops * (1.0 - 1e-9)
 
 
-def run_hosts(
-    growth: GrowthEpisodes,
-    controller: Controller,
-    n_hosts: int,
-    *,
-    seed: int = 0,
-    seeds: Mapping[int, Sequence[FirstSeed]] | None = None,
-    every_epoch: Sequence[Split] = (),
-    goals: Goals | None = None,
-    on_epoch: Callable[[int], None] = lambda _: None,
-) -> HostRuns:
-    """Train hosts to their end.
-
-    Args:
-        growth: Episodes; the first ``n_hosts`` are at their start, the others are over.
-        controller: The controller, which is started here.
-        n_hosts: Number of hosts to train.
-        seed: Seeds the controller.
-        seeds: Committed seeds that hosts start with, by host.
-        every_epoch: Splits to score on after every epoch: "final", "validation" or both.
-        goals: Score hosts on the final split when they reach these, and end those that reach both.
-        on_epoch: Called after each epoch with the number of epochs so far.
-    """
-    if seeds:
-        growth.plant(seeds)
-    recorder = _Recorder(growth, n_hosts, every_epoch, goals)
-    recorder.add_planted(seeds or {})
-
-    def record(actions: Integers, result: StepResult) -> None:
-        recorder.add_step(actions, result)
-        on_epoch(recorder.n_steps)
-
-    steer_hosts(growth, controller, seed=seed, n_hosts=n_hosts, on_step=record)
-    return recorder.results()
-
-
-class _Recorder:
+class Recorder:
     """Records the steps of hosts, and scores them when asked to."""
 
     def __init__(
         self, growth: GrowthEpisodes, n: int, every_epoch: Sequence[Split], goals: Goals | None
     ) -> None:
+        """Prepare for the first ``n`` hosts, which are at their start; the others are over."""
         n_epochs, shape = growth.task.budget.n_epochs, (n, growth.slot_config.max_slots)
         self._growth, self._n, self._splits = growth, n, tuple(every_epoch)
         self._goals, self._has_spent = goals, np.zeros(n, np.bool_)
-        self._step = 0
+        self.n_steps = 0
         self._actions = np.full((n, n_epochs + 1, len(HEAD_NAMES)), -1, np.int64)
         self._op_counts = np.zeros((n, len(Op)), np.int64)
         self._numbers: dict[tuple[int, int], list[int]] = {pair: [] for pair in np.ndindex(shape)}
@@ -187,18 +145,13 @@ class _Recorder:
         self._settled_numbers = {pair: list[int]() for pair in np.ndindex(shape)}
         """The same after the epoch that counts."""
         self._n_planted, self._n_germinated = np.zeros((2, n), np.int64)
-        self._accuracy, self._n_reads = np.full(n, np.nan), np.zeros(n, np.int64)
+        self._final_score, self._n_reads = np.full(n, np.nan), np.zeros(n, np.int64)
         columns = n_epochs + 1 if every_epoch or goals is not None else 0
         self._by_epoch = {
             name: np.full((n, columns), np.nan if name in SCORES else 0.0)
             for name in (*SCORES, "flops", "parameters")
         }
         self._score(np.ones(n, np.bool_))
-
-    @property
-    def n_steps(self) -> int:
-        """Number of recorded steps."""
-        return self._step
 
     def add_planted(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
         """Record the seeds that hosts started with."""
@@ -221,10 +174,10 @@ class _Recorder:
     def add_step(self, actions: Integers, result: StepResult) -> None:
         """Record a step."""
         trained = slice(self._n)
-        ops, was_running = result.ops[trained], result.was_running[trained]
+        ops, was_running = result.op_done[trained], result.was_running[trained]
         running = np.flatnonzero(was_running)
-        self._actions[running, self._step] = actions[running]
-        self._step += 1
+        self._actions[running, self.n_steps] = actions[running]
+        self.n_steps += 1
         np.add.at(self._op_counts, (running, ops[running]), 1)
         for host in running[ops[running] == Op.GERMINATE].tolist():
             slot = int(actions[host, _SLOT])
@@ -234,11 +187,11 @@ class _Recorder:
             self._n_germinated[host] += 1
         self._keep_numbers()
         self._score(was_running & (ops != Op.FINISH))
-        self._add_ends(result.final_scores[trained], result.terminated[trained])
+        self._add_ends(result.final_score[trained], result.terminated[trained])
 
     def _add_ends(self, scores: Floats, ended: NDArray[np.bool_]) -> None:
         """Record the final scores of hosts that have just ended."""
-        self._accuracy[ended] = scores[ended]
+        self._final_score[ended] = scores[ended]
         self._n_reads[ended] += 1
         epochs = self._growth.records.epoch
         for host in np.flatnonzero(ended).tolist() if self._splits or self._goals else ():
@@ -255,7 +208,7 @@ class _Recorder:
         for split in self._splits:
             self._by_epoch[split][at] = self._settled(split)[hosts]
             self._n_reads[hosts] += split == "final"
-        self._by_epoch["flops"][at] = growth.records.paid_flops[hosts]
+        self._by_epoch["flops"][at] = growth.records.flops_used[hosts]
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
         if self._goals is not None:
             self._score_at_goals(self._goals, chosen)
@@ -264,7 +217,7 @@ class _Recorder:
         """Score hosts that have just reached a goal; end those that have reached both."""
         growth, trained = self._growth, slice(self._n)
         epochs = growth.records.epoch[trained]
-        spent = has_spent(growth.records.paid_flops[trained], goals.flops)
+        spent = has_spent(growth.records.flops_used[trained], goals.flops)
         is_due = chosen & ((epochs == goals.n_epochs) | (spent & ~self._has_spent))
         # A host at the end of the budget is scored by the episode itself.
         is_due &= ~growth.records.is_over[trained]
@@ -290,23 +243,23 @@ class _Recorder:
 
     def _parameters(self) -> Integers:
         records, trained = self._growth.records, slice(self._n)
-        return records.n_parameters[trained] + records.settled_parameters[trained].sum(1)
+        return records.n_parameters[trained] + records.settled.grown_parameters[trained].sum(1)
 
     def _settled_seeds(self) -> dict[str, NDArray[Any]]:
         """Return the columns of settled seeds, ``[N, C]`` each."""
         population, config = self._growth.population, self._growth.slot_config
-        records = self._growth.records
+        settled = self._growth.records.settled
         found: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
         for (host, slot), numbers in self._settled_numbers.items():
-            at, n_fossils = (host, slot), int(records.settled_fossils[host, slot])
+            at, n_fossils = (host, slot), int(settled.n_fossils[host, slot])
             fossils = population.lives(host)[config.slot_ids[slot]].fossils[:n_fossils]
             seeds = [
                 (config.blueprint_index(one.blueprint), STYLES.index(one.style), one.alpha)
                 for one in fossils
             ]
-            if records.is_settled[at]:
-                choices = int(records.settled_blueprint[at]), int(records.settled_style[at])
-                seeds.append((*choices, float(records.settled_alpha[at])))
+            if settled.blueprint[at] >= 0:
+                choices = int(settled.blueprint[at]), int(settled.style[at])
+                seeds.append((*choices, float(settled.alpha[at])))
             for number, seed in zip(numbers, seeds, strict=False):
                 columns = zip(("blueprint", "style", "alpha"), seed, strict=True)
                 found[host].append({"slot": slot, "number": number, **dict(columns)})
@@ -326,19 +279,17 @@ class _Recorder:
         records, trained = self._growth.records, slice(self._n)
         settled = self._settled_seeds()
         return HostRuns(
-            accuracy=self._accuracy,
-            flops=records.paid_flops[trained].copy(),
+            score=self._final_score,
+            flops=records.flops_used[trained].copy(),
             parameters=self._parameters(),
             host_parameters=records.n_parameters[trained].copy(),
             n_epochs=records.epoch[trained].copy(),
             grown=(settled["slot"] >= 0).sum(1) - self._n_planted,
             n_reads=self._n_reads,
-            n_classes=records.n_classes[trained].copy(),
-            n_samples=records.n_samples[trained].copy(),
             actions=self._actions,
             op_counts=self._op_counts,
             **settled,
-            accuracy_by_epoch=self._by_epoch["final"],
+            score_by_epoch=self._by_epoch["final"],
             flops_by_epoch=self._by_epoch["flops"],
             validation_by_epoch=self._by_epoch["validation"],
             parameters_by_epoch=self._by_epoch["parameters"],

@@ -6,47 +6,51 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 
-from esper.arrays import Integers
+from esper.arrays import Features, Flags, Integers
 from esper.config.growth import Budget, GrowthConfig
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
-from esper.environment.episodes import GrowthEpisodes
+from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.options import find_task, require_splits
-from esper.evidence.controllers import ControllerGroup, Stopping
-from esper.evidence.host_runs import Goals, HostRuns, join_runs, run_hosts
+from esper.environment.runner import steer_hosts
+from esper.evidence.host_runs import Goals, HostRuns, Recorder, join_runs
 from esper.evidence.search_space import Candidate
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
-from esper.populations.host_models import CostTable
 from esper.simic.rollout.jobs import (
     InlinePool,
     Job,
-    Parcel,
-    Parcels,
+    Payload,
+    Payloads,
     Pool,
-    Workplace,
+    WorkerContext,
     total_share,
 )
 from esper.storage.state import State, from_bytes, to_bytes
 from esper.tamiyo import Controller, SavedController
+from esper.tamiyo.controllers.controller import EpochCounter
+from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tasks import Task, TaskDraw
 from esper.training.setup import make_in_worker
 
 BATCH_HOSTS = 128
 """Number of hosts that are trained together, which is what a worker does at a time."""
-MOST_TRAINERS = 4
+MAX_TRAINERS = 4
 """Trainers that a worker remembers: those of one price, and the one for tuning."""
 LONGER = 2
 """Factor on the budget of hosts that must spend as many FLOPs as others."""
 
-MakeController = Callable[[GrowthEpisodes, int], Controller]
-"""Makes the controller of a batch from its episodes and its number of hosts. Workers need one that
-can be pickled."""
+_OP = HEAD_NAMES.index("op")
+
+MakeController = Callable[[GrowthEpisodes, slice], Controller]
+"""Makes the controller of a batch from its episodes and the indices of its hosts. Workers need one
+that can be pickled."""
 OnShare = Callable[[float], None]
 """Called with the share of the work that is done."""
 
@@ -56,34 +60,24 @@ def count_batches(n_hosts: int) -> int:
     return math.ceil(n_hosts / BATCH_HOSTS)
 
 
-@runtime_checkable
-class MakeMatched(Protocol):
-    """Makes controllers from data about each host."""
-
-    def select(self, batch: slice) -> MakeController:
-        """Return what makes the controller of a batch."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class MakeSaved:
     """Makes a learned controller."""
 
     saved: SavedController
-    deterministic: bool
 
-    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+    def __call__(self, growth: GrowthEpisodes, _: slice) -> Controller:
         """Return the controller."""
-        return self.saved.make(growth.slot_config, deterministic=self.deterministic)
+        return self.saved.make(growth.slot_config, deterministic=self.saved.deterministic)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to copy it to another process, with which tensors would be shared."""
         weights = to_bytes(State(dict(self.saved.weights)))
-        return _copy_saved, (replace(self.saved, weights={}), weights, self.deterministic)
+        return _copy_saved, (replace(self.saved, weights={}), weights)
 
 
-def _copy_saved(saved: SavedController, weights: bytes, deterministic: bool) -> MakeSaved:
-    return MakeSaved(replace(saved, weights=from_bytes(weights).tensors), deterministic)
+def _copy_saved(saved: SavedController, weights: bytes) -> MakeSaved:
+    return MakeSaved(replace(saved, weights=from_bytes(weights).tensors))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -147,8 +141,6 @@ class HostTrainer:
         require_splits(purpose, final_split)
         self._growth: GrowthEpisodes | None = None
         self._longer: HostTrainer | None = None
-        self._again: HostTrainer | None = None
-        self._contexts: dict[int, tuple[int, int]] = {}
 
     @property
     def stops(self) -> tuple[int, ...]:
@@ -162,11 +154,6 @@ class HostTrainer:
         """The slots of the hosts."""
         return self._any().slot_config
 
-    @property
-    def costs(self) -> CostTable:
-        """The costs of hosts of the task's design."""
-        return self._any().population.costs
-
     def longer(self) -> HostTrainer:
         """Return a trainer of the same hosts with :data:`LONGER` times the epochs.
 
@@ -174,35 +161,21 @@ class HostTrainer:
         """
         if self._longer is None:
             budget = replace(self.task.budget, n_epochs=LONGER * self.task.budget.n_epochs)
-            task = replace(self.task, budget=budget)
-            self._longer = HostTrainer(
-                task,
-                purpose=self.purpose,
-                final_split=self.final_split,
-                helpers=self._helpers,
-            )
+            self._longer = self._like(replace(self.task, budget=budget), 0)
         return self._longer
 
     def again(self) -> HostTrainer:
         """Return a trainer of the same draws with other initial weights and batches."""
-        if self._again is None:
-            self._again = HostTrainer(
-                self.task,
-                purpose=self.purpose,
-                final_split=self.final_split,
-                training=self._training + 1,
-                helpers=self._helpers,
-            )
-        return self._again
+        return self._like(self.task, self._training + 1)
 
-    def contexts(self, hosts: Sequence[int]) -> tuple[Integers, Integers]:
-        """Return the numbers of classes and samples of hosts, ``[N]`` each."""
-        for host in hosts:
-            if host not in self._contexts:
-                draw = self.task.sample(draw_seed(self.purpose, host, 0))
-                self._contexts[host] = draw.n_classes, len(draw.data.train)
-        found = np.array([self._contexts[host] for host in hosts], np.int64)
-        return found[:, 0], found[:, 1]
+    def _like(self, task: Task, training: int) -> HostTrainer:
+        return HostTrainer(
+            task,
+            purpose=self.purpose,
+            final_split=self.final_split,
+            training=training,
+            helpers=self._helpers,
+        )
 
     def start(self, hosts: Sequence[int]) -> GrowthEpisodes:
         """Start the episodes of hosts, the first of a population that may hold more."""
@@ -255,8 +228,9 @@ class HostTrainer:
             hosts: Numbers of the hosts.
             make: Makes the controller of a batch.
             seeds: Committed seeds that hosts start with, by index into ``hosts``.
-            every_epoch: Splits to score on after every epoch.
-            goals: When to score and end hosts, if not at the end of the budget.
+            every_epoch: Splits to score on after every epoch: "final", "validation" or both.
+            goals: Score hosts on the final split when they reach these, and end those that reach
+                both.
             on_share: Called with the share that is done.
         """
         firsts = range(0, len(hosts), BATCH_HOSTS)
@@ -266,7 +240,8 @@ class HostTrainer:
             _Batch(
                 trainer=trainer,
                 hosts=hosts[batch],
-                make=make.select(batch) if isinstance(make, MakeMatched) else make,
+                place=batch,
+                make=make,
                 seeds=_select_seeds(seeds or {}, batch),
                 every_epoch=every_epoch,
                 goals=None if goals is None else goals.select(batch),
@@ -300,6 +275,8 @@ class _Batch:
 
     trainer: HostTrainer | _TrainerSpec
     hosts: Sequence[int]
+    place: slice
+    """Their indices among all hosts."""
     make: MakeController
     seeds: Mapping[int, Sequence[FirstSeed]]
     every_epoch: Sequence[Split]
@@ -307,35 +284,36 @@ class _Batch:
 
 
 def _run_batch(
-    place: Workplace, batch: _Batch, parcels: Parcels
-) -> tuple[HostRuns, dict[str, Parcel]]:
+    context: WorkerContext, batch: _Batch, payloads: Payloads
+) -> tuple[HostRuns, dict[str, Payload]]:
     """Train a batch of hosts."""
-    trainer, n_hosts = _find_trainer(place, batch.trainer), len(batch.hosts)
+    trainer, n_hosts = _find_trainer(context, batch.trainer), len(batch.hosts)
     n_epochs = trainer.task.budget.n_epochs
     with torch.random.fork_rng(devices=[]):
         growth = trainer.start(batch.hosts)
-        runs = run_hosts(
-            growth,
-            batch.make(growth, n_hosts),
-            n_hosts,
-            seed=batch.hosts[0],
-            seeds=batch.seeds,
-            every_epoch=batch.every_epoch,
-            goals=batch.goals,
-            on_epoch=lambda epoch: place.report(min(1.0, epoch / n_epochs)),
-        )
-    return runs, {}
+        controller = batch.make(growth, batch.place)
+        if batch.seeds:
+            growth.plant(batch.seeds)
+        recorder = Recorder(growth, n_hosts, batch.every_epoch, batch.goals)
+        recorder.add_planted(batch.seeds)
+
+        def record(actions: Integers, result: StepResult) -> None:
+            recorder.add_step(actions, result)
+            context.report(min(1.0, recorder.n_steps / n_epochs))
+
+        steer_hosts(growth, controller, seed=batch.hosts[0], n_hosts=n_hosts, on_step=record)
+        return recorder.results(), {}
 
 
-def _find_trainer(place: Workplace, wanted: HostTrainer | _TrainerSpec) -> HostTrainer:
+def _find_trainer(context: WorkerContext, wanted: HostTrainer | _TrainerSpec) -> HostTrainer:
     """Return a trainer; a worker remembers the last ones that it used."""
     if isinstance(wanted, HostTrainer):
         return wanted
-    trainers: dict[str, HostTrainer] = place.held.setdefault("host trainers", {})
+    trainers: dict[str, HostTrainer] = context.held.setdefault("host trainers", {})
     key = repr(wanted)
     trainer = trainers.pop(key, None) or wanted.make()
     trainers[key] = trainer
-    if len(trainers) > MOST_TRAINERS:
+    if len(trainers) > MAX_TRAINERS:
         del trainers[next(iter(trainers))]
     return trainer
 
@@ -348,6 +326,52 @@ def _select_seeds(
     return {index: some for index, some in found.items() if some}
 
 
+class Stopping:
+    """A controller wrapper that finishes each host after its own number of epochs."""
+
+    def __init__(self, controller: Controller, stops: Integers) -> None:
+        self._controller, self._stops = controller, np.asarray(stops, np.int64)
+        self.name = controller.name
+        self._epochs = EpochCounter()
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start the wrapped controller."""
+        self._epochs.start(n_hosts)
+        self._controller.start(n_hosts, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        is_due = self._epochs.count(observations, starts) >= self._stops
+        actions = self._controller.act(observations, masks, starts).copy()
+        actions[is_due, _OP] = Op.FINISH
+        return actions
+
+
+class ControllerGroup:
+    """Several controllers, each of which steers a consecutive range of hosts."""
+
+    name = "group"
+
+    def __init__(self, controllers: Sequence[Controller], sizes: Sequence[int]) -> None:
+        self._controllers = list(controllers)
+        self._ends = np.cumsum(sizes).tolist()
+        self._ranges = list(zip([0, *self._ends[:-1]], self._ends, strict=True))
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start every controller for its hosts."""
+        assert n_hosts == self._ends[-1], "the controllers steer all hosts"
+        for controller, (first, end) in zip(self._controllers, self._ranges, strict=True):
+            controller.start(end - first, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Let every controller choose for its hosts."""
+        rows = [
+            controller.act(observations[first:end], masks.of_hosts(first, end), starts[first:end])
+            for controller, (first, end) in zip(self._controllers, self._ranges, strict=True)
+        ]
+        return np.concatenate(rows)
+
+
 @dataclass(frozen=True, eq=False)
 class _MakeCandidates:
     """Makes controllers of which each follows the candidate of its hosts."""
@@ -355,17 +379,13 @@ class _MakeCandidates:
     candidates: Sequence[Candidate]
     stops: Integers | None
 
-    def select(self, batch: slice) -> _MakeCandidates:
-        """Return what makes the controller of a batch."""
-        stops = None if self.stops is None else self.stops[batch]
-        return _MakeCandidates(self.candidates[batch], stops)
-
-    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
         """Return the controller."""
-        groups = [(candidate, len(list(same))) for candidate, same in groupby(self.candidates)]
+        own = groupby(self.candidates[batch])
+        groups = [(candidate, len(list(same))) for candidate, same in own]
         controllers = [candidate.make(growth.layout) for candidate, _ in groups]
         group = ControllerGroup(controllers, [size for _, size in groups])
-        return group if self.stops is None else Stopping(group, self.stops)
+        return group if self.stops is None else Stopping(group, self.stops[batch])
 
 
 def run_candidates(

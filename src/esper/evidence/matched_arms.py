@@ -1,76 +1,99 @@
 """Arms that are matched to a learned controller host by host. Shapes: N = hosts, T = epochs.
 
 Each shares something with what the controller did in the same host, but not its decisions: the
-number of its actions, the size of the network, or the final architecture.
+number of its actions, or the final architecture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from esper.arrays import Floats, Integers
+from esper.arrays import Features, Flags, Floats, Integers
 from esper.environment.episodes import GrowthEpisodes
-from esper.evidence.controllers import MatchedRandom, Shuffled
 from esper.evidence.host_runs import Goals, HostRuns, has_spent
-from esper.evidence.host_trainer import (
-    LONGER,
-    HostTrainer,
-    MakeController,
-    OnShare,
-    run_candidates,
-)
-from esper.evidence.search_space import Candidate, widening_sets
-from esper.lifecycle.factored_actions import STYLES, GrowthAction, Op
+from esper.evidence.host_trainer import LONGER, HostTrainer, MakeController, OnShare
+from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
-from esper.tamiyo import Controller, Planting, Replay
+from esper.results.arms import NO_GROWTH
+from esper.tamiyo import Controller, RandomController, Replay
+from esper.tamiyo.controllers.controller import EpochCounter
+from esper.tamiyo.controllers.simple import draw_rows
+from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.training.trials import MakeNamed
+
+_OP = HEAD_NAMES.index("op")
+_SHUFFLES = 0x5EED
+"""Separates the stream of permutations from others of the same seed."""
+
+
+class MatchedRandom:
+    """Takes a given number of random legal actions in each host, at random epochs, then stops.
+
+    An action that is not possible, or that a gate refuses, is taken later.
+    """
+
+    name = "random"
+
+    def __init__(
+        self, n_actions: Integers, n_epochs: Integers, last_op: Callable[[], Integers]
+    ) -> None:
+        """Make the controller.
+
+        Args:
+            n_actions: ``[N]`` number of actions besides wait and finish.
+            n_epochs: ``[N]`` epochs after which each host is finished.
+            last_op: Returns ``[N]`` the last op carried out in each host, -1 before any.
+        """
+        self._n_actions, self._n_epochs, self._last_op = n_actions, n_epochs, last_op
+        self._weights = RandomController(op_weights={Op.WAIT: 0.0, Op.FINISH: 0.0}).op_weights
+        self._left = n_actions.copy()
+        self._epochs = EpochCounter()
+        self._streams: list[np.random.Generator] = []
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Reset, with a random stream for each host."""
+        self._left = self._n_actions.copy()
+        self._epochs.start(n_hosts)
+        self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        epochs = self._epochs.count(observations, starts)
+        self._left -= ~np.isin(self._last_op(), (-1, Op.WAIT, Op.FINISH))
+        uniform: NDArray[np.float64] = np.stack(
+            [stream.random(1 + len(HEAD_NAMES)) for stream in self._streams]
+        )
+        rows = draw_rows(masks, self._weights, uniform[:, 1:])
+        steps_left = np.maximum(self._n_epochs - epochs, 1)
+        # With probability k / n for k actions in n steps, all choices of steps are equally likely.
+        acts = uniform[:, 0] * steps_left < self._left
+        acts &= (rows[:, _OP] != Op.WAIT) & (rows[:, _OP] != Op.FINISH)
+        rows[~acts, _OP] = Op.WAIT
+        is_over = epochs >= self._n_epochs
+        rows[is_over, _OP] = Op.FINISH
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
-class _MakeRandom:
-    """Makes matched random growth."""
+class MakeRandom:
+    """Makes random growth with as many actions and epochs as a controller took in each host."""
 
-    n_actions: Integers
-    n_epochs: Integers
+    learned: HostRuns
 
-    def select(self, batch: slice) -> _MakeRandom:
-        """Return what makes the controller of a batch."""
-        return _MakeRandom(self.n_actions[batch], self.n_epochs[batch])
-
-    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
         """Return the controller."""
+        counts = self.learned.op_counts[batch]
+        n_actions = counts.sum(1) - counts[:, Op.WAIT] - counts[:, Op.FINISH]
         return MatchedRandom(
-            self.n_actions, self.n_epochs, lambda: growth.records.last_op[:n_hosts]
+            n_actions,
+            self.learned.n_epochs[batch],
+            lambda: growth.records.last_op[: len(n_actions)],
         )
-
-
-def run_random(
-    trainer: HostTrainer,
-    learned: HostRuns,
-    hosts: Sequence[int],
-    on_share: OnShare = lambda _: None,
-) -> HostRuns:
-    """Grow at random, with as many actions and epochs as the controller took in each host."""
-    n_waits = learned.op_counts[:, Op.WAIT] + learned.op_counts[:, Op.FINISH]
-    n_actions = learned.op_counts.sum(1) - n_waits
-    return trainer.run(hosts, _MakeRandom(n_actions, learned.n_epochs), on_share=on_share)
-
-
-def run_wide(
-    trainer: HostTrainer,
-    learned: HostRuns,
-    hosts: Sequence[int],
-    on_share: OnShare = lambda _: None,
-) -> HostRuns:
-    """Train each host, widened from the start to about the final size, for as many epochs."""
-    sets = widening_sets(trainer.slot_config)
-    nearest = find_nearest(count_added(trainer, sets), learned.parameters - learned.host_parameters)
-    pairs = [(Candidate(planted=sets[n]), host) for n, host in zip(nearest, hosts, strict=True)]
-    return run_candidates(trainer, pairs, stops=learned.n_epochs, on_share=on_share)
 
 
 def run_scratch(
@@ -88,7 +111,7 @@ def run_scratch(
     config = trainer.slot_config
     runs = trainer.longer().run(
         hosts,
-        MakeNamed("wait"),
+        MakeNamed(NO_GROWTH),
         seeds={index: committed_seeds(learned, index, config) for index in range(len(hosts))},
         goals=Goals(n_epochs=learned.n_epochs, flops=learned.flops / LONGER),
         on_share=on_share,
@@ -116,24 +139,6 @@ def first_reaching(flops_by_epoch: Floats, flops: Floats) -> Integers:
     return np.minimum(n_below, flops_by_epoch.shape[1] - 1)
 
 
-def count_added(trainer: HostTrainer, sets: Sequence[tuple[Planting, ...]]) -> Integers:
-    """Return the parameters that each set of seeds adds to a host."""
-    costs = trainer.costs
-    return np.array(
-        [
-            sum(costs.seed_work(p.slot, p.blueprint, False).parameters for p in some)
-            for some in sets
-        ],
-        np.int64,
-    )
-
-
-def find_nearest(sizes: Integers, wanted: Integers) -> list[int]:
-    """Return the index of the size nearest to each wanted one ``[N]``, the first of equals."""
-    nearest: list[int] = np.abs(sizes[None] - wanted[:, None]).argmin(1).tolist()
-    return nearest
-
-
 def committed_seeds(runs: HostRuns, host: int, slot_config: SlotConfig) -> list[FirstSeed]:
     """Return the committed seeds of one host, in the order of germination."""
     indices: list[int] = np.flatnonzero(runs.slot[host] >= 0).tolist()
@@ -152,51 +157,57 @@ def committed_seeds(runs: HostRuns, host: int, slot_config: SlotConfig) -> list[
     ]
 
 
+class Shuffled:
+    """A controller wrapper that permutes the observations of running hosts at every step.
+
+    Masks, recurrent state and the effects of actions stay those of each host.
+    """
+
+    def __init__(self, controller: Controller, is_running: Callable[[], Flags]) -> None:
+        self._controller, self._is_running = controller, is_running
+        self.name = controller.name
+        self._generator = np.random.default_rng(0)
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start the wrapped controller and the stream of permutations."""
+        self._generator = np.random.default_rng((seed, _SHUFFLES))
+        self._controller.start(n_hosts, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        running = np.flatnonzero(self._is_running())
+        shown = observations.copy()
+        shown[running] = observations[self._generator.permutation(running)]
+        return self._controller.act(shown, masks, starts)
+
+
 @dataclass(frozen=True, eq=False)
-class _MakeShuffled:
+class MakeShuffled:
     """Makes a controller that sees the observations of other hosts."""
 
     make: MakeController
 
-    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
         """Return the controller."""
-        return Shuffled(self.make(growth, n_hosts), lambda: ~growth.records.is_over[:n_hosts])
-
-
-def run_shuffled(
-    trainer: HostTrainer,
-    make: MakeController,
-    hosts: Sequence[int],
-    on_share: OnShare = lambda _: None,
-) -> HostRuns:
-    """Run a controller that sees the observations of other hosts."""
-    return trainer.run(hosts, _MakeShuffled(make), on_share=on_share)
+        n_hosts = batch.stop - batch.start
+        return Shuffled(self.make(growth, batch), lambda: ~growth.records.is_over[:n_hosts])
 
 
 @dataclass(frozen=True, eq=False)
-class _MakeReplay:
-    """Makes a controller that replays actions."""
+class MakeWrongTask:
+    """Makes a replay of the actions that a controller took in other hosts.
+
+    Illegal ones count as wait.
+    """
 
     actions: Integers
+    """``[N, T + 1, 8]`` of the controller."""
+    seed: int
+    """Determines which host's actions each host gets."""
 
-    def select(self, batch: slice) -> _MakeReplay:
-        """Return what makes the controller of a batch."""
-        return _MakeReplay(self.actions[batch])
-
-    def __call__(self, growth: GrowthEpisodes, n_hosts: int) -> Controller:
+    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
         """Return the controller."""
-        return Replay(self.actions)
-
-
-def run_wrong_task(
-    trainer: HostTrainer,
-    learned: HostRuns,
-    hosts: Sequence[int],
-    on_share: OnShare = lambda _: None,
-) -> HostRuns:
-    """Replay in each host the actions from another host; illegal ones count as wait."""
-    actions = learned.actions[derange(len(hosts), seed=hosts[0])]
-    return trainer.run(hosts, _MakeReplay(actions), on_share=on_share)
+        return Replay(self.actions[derange(len(self.actions), seed=self.seed)[batch]])
 
 
 def derange(n: int, *, seed: int) -> Integers:

@@ -5,25 +5,21 @@ It is one page: every number comes from the controller's own file or from result
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
-from esper.errors import EvidenceError
-from esper.evidence.claims import Finding, weigh
-from esper.evidence.files import EvidenceFile
-from esper.evidence.results import Evidence, Kind
-from esper.evidence.text import Table
-from esper.formatting import at_price, listed, many
-from esper.statistics import Interval
-from esper.storage.files import parse_json
-from esper.training.comparison import LABELS, Comparison
+from esper.formatting import listed, many
+from esper.results.arms import Kind
+from esper.results.evidence import Evidence
+from esper.results.findings import weigh
+from esper.results.sentences import where
+from esper.results.tables import Table
 
 NOT_EVALUATED = "It has not been evaluated, so nothing is known about its performance."
 FIGURE_FILE = "results.png"
-MOST_ROWS = 10
+MAX_ROWS = 10
 """Rows of the card's table; further comparisons are counted."""
 
 Verdict = Literal["yes", "no", "worse"]
@@ -32,14 +28,10 @@ Verdict = Literal["yes", "no", "worse"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRow:
-    """A claim about a controller, what was measured, and whether it was reached.
-
-    Raises:
-        EvidenceError: If a value is invalid.
-    """
+    """A claim about a controller, what was measured, and whether it was reached."""
 
     claim: str
-    """What was to be shown, such as "a better score on `spirals` at price 0.1"."""
+    """What was to be shown, such as "a higher return on `spirals` at price 0.1"."""
     against: str
     """What it was compared with, such as "the tuned heuristic"."""
     result: float
@@ -49,16 +41,6 @@ class ClaimRow:
     verdict: Verdict
     unit: str = "points"
 
-    def __post_init__(self) -> None:
-        if self.verdict not in get_args(Verdict):
-            allowed = ", ".join(get_args(Verdict))
-            raise EvidenceError(f"verdict is {self.verdict!r}; it must be one of {allowed}.")
-        if not all(math.isfinite(number) for number in (self.result, *self.interval)):
-            raise EvidenceError(
-                f"the result of {self.claim!r} against {self.against!r} is {self.result} "
-                f"{list(self.interval)}; it must be finite."
-            )
-
     @property
     def measured(self) -> str:
         """The result with its interval, such as ``+1.6 [0.5, 2.8] points``."""
@@ -66,104 +48,37 @@ class ClaimRow:
         return f"{mean:+.1f} [{low:.1f}, {high:.1f}] {self.unit}"
 
 
-def read_claims(text: str | bytes, *, name: str = "the file") -> list[ClaimRow]:
-    """Return the claims of a file: one written by an evaluation, or a JSON list of claims.
-
-    A claim is an object with ``claim``, ``against``, ``result``, ``interval`` (two numbers),
-    ``verdict`` (yes, no or worse) and optionally ``unit``.
-
-    Args:
-        text: Text of the file.
-        name: Name of the file, for error messages.
-
-    Raises:
-        EvidenceError: If the file is neither.
-    """
-    try:
-        values: object = parse_json(text)
-    except ValueError as error:
-        raise EvidenceError(f"{name} cannot be read: {error}.") from error
-    if not isinstance(values, list):
-        return claims_of_evaluation(EvidenceFile.from_text(text, name=name))
-    try:
-        return [_read_claim(each) for each in cast("list[Any]", values)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise EvidenceError(
-            f"{name} has a claim that cannot be read ({error}); a claim has claim, against, "
-            "result, interval, verdict and optionally unit."
-        ) from error
+_CLAIMS: dict[Kind, str] = {
+    "tuned": "a higher return",
+    "same_epochs": "as high a score with fewer FLOPs",
+    "same_flops": "a higher score with as many FLOPs",
+    "simple": "a higher return",
+    "ablation": "a higher return",
+}
+"""What is claimed against each kind of arm, in the order of the card."""
 
 
-def _read_claim(values: Any) -> ClaimRow:
-    low, high = values["interval"]
-    numbers: dict[str, Any] = {
-        "result": float(values["result"]),
-        "interval": (float(low), float(high)),
-    }
-    return ClaimRow(**{**values, **numbers})
-
-
-def claims_of_evaluation(file: EvidenceFile) -> list[ClaimRow]:
-    """Return the comparisons of an evaluation as claims, those with tuned arms first.
-
-    The same controller acting in its other mode is no rival, so it is left out.
-    """
-    rows: list[ClaimRow] = []
-    for evidence in file.entries:
-        rivals = [one for one in weigh(evidence) if one.kind in _ORDER]
-        rivals.sort(key=lambda one: _ORDER.index(one.kind))
-        rows += [_row(evidence, finding) for finding in rivals]
-    return rows
-
-
-def claims_of_run(comparison: Comparison) -> list[ClaimRow]:
-    """Return the comparison at the end of a run as claims."""
-    claim = f"a higher return on {many(comparison.n_hosts, 'held-out host')}"
+def claims_of(evidence: Evidence) -> list[ClaimRow]:
+    """Return the comparisons of an evaluation, or of the end of a run, as claims."""
+    options = "".join(f", {name} {value}" for name, value in evidence.task_options.items())
+    runs = f"over {len(evidence.runs)} training runs" if len(evidence.runs) > 1 else ""
+    hosts = f"on {evidence.n_hosts} held-out hosts of `{evidence.task}`{options}"
+    place = ", ".join(filter(None, (hosts, where(evidence), runs)))
+    order = list(_CLAIMS)
+    found = [one for one in weigh(evidence) if one.kind in order]
     return [
-        _claim(claim, LABELS.get(one.against, one.against), one.ep_rew, _verdict(one.ep_rew))
-        for one in comparison.differences
+        ClaimRow(
+            claim=f"{_CLAIMS[one.kind]} {place}",
+            against=one.label,
+            result=100.0 * one.difference.mean,
+            interval=(100.0 * one.difference.low, 100.0 * one.difference.high),
+            verdict=_REACHED.get(one.verdict, "yes"),
+        )
+        for one in sorted(found, key=lambda one: order.index(one.kind))
     ]
 
 
-_ORDER: tuple[Kind, ...] = (
-    "tuned",
-    "same_epochs",
-    "same_flops",
-    "same_parameters",
-    "simple",
-    "ablation",
-)
-_CLAIMS: dict[Kind, str] = {
-    "same_epochs": "the same accuracy with fewer FLOPs",
-    "same_flops": "a better accuracy with as many FLOPs",
-}
-
-
-def _row(evidence: Evidence, finding: Finding) -> ClaimRow:
-    options = "".join(f", {name} {value}" for name, value in evidence.task_options.items())
-    runs = f", over {len(evidence.runs)} training runs" if len(evidence.runs) > 1 else ""
-    price = at_price(evidence.price, evidence.learned_price)
-    where = f"on {evidence.n_hosts} hosts of `{evidence.task}`{options}, {price}{runs}"
-    is_accuracy = finding.kind in _CLAIMS
-    return _claim(
-        f"{_CLAIMS.get(finding.kind, 'a better score')} {where}",
-        finding.label,
-        finding.accuracy if is_accuracy else finding.score,
-        "yes" if finding.is_claim else "worse" if finding.verdict == "worse" else "no",
-    )
-
-
-def _verdict(difference: Interval) -> Verdict:
-    if difference.is_above_zero:
-        return "yes"
-    return "worse" if difference.is_below_zero else "no"
-
-
-def _claim(claim: str, against: str, difference: Interval, verdict: Verdict) -> ClaimRow:
-    mean, low, high = (100.0 * end for end in (difference.mean, difference.low, difference.high))
-    return ClaimRow(
-        claim=claim, against=against, result=mean, interval=(low, high), verdict=verdict
-    )
+_REACHED: dict[str, Verdict] = {"worse": "worse", "not shown": "no"}
 
 
 def write_card(
@@ -231,14 +146,14 @@ def _shown(rows: Sequence[ClaimRow]) -> list[str]:
         ),
         n_left=2,
     )
-    note = "Results are the controller minus what it is compared with; a point is 0.01 of score."
-    if len(rows) > MOST_ROWS:
-        note += f" {MOST_ROWS} of {len(rows)} comparisons are listed, chosen without their results."
+    note = "Results are the controller minus what it is compared with; a point is 0.01."
+    if len(rows) > MAX_ROWS:
+        note += f" {MAX_ROWS} of {len(rows)} comparisons are listed, chosen without their results."
     return [table.to_markdown(), note]
 
 
 def choose_rows(rows: Sequence[ClaimRow]) -> list[ClaimRow]:
-    """Return at most ``MOST_ROWS`` rows in their order: the first of each claim, then the second.
+    """Return at most ``MAX_ROWS`` rows in their order: the first of each claim, then the second.
 
     What was measured plays no part in it.
     """
@@ -247,7 +162,7 @@ def choose_rows(rows: Sequence[ClaimRow]) -> list[ClaimRow]:
     for row in rows:
         turns.append(seen[row.claim])
         seen[row.claim] += 1
-    chosen = sorted(range(len(rows)), key=lambda number: turns[number])[:MOST_ROWS]
+    chosen = sorted(range(len(rows)), key=lambda number: turns[number])[:MAX_ROWS]
     return [rows[number] for number in sorted(chosen)]
 
 

@@ -13,7 +13,7 @@ from esper.config.controllers import PREFERRED_BLUEPRINTS, HeuristicConfig
 from esper.lifecycle.factored_actions import ALPHA_TARGETS, TEMPO_EPOCHS, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
-from esper.tamiyo import Controller, FixedSchedule, Heuristic, Planting, WaitController
+from esper.tamiyo import Controller, FixedSchedule, Heuristic, NoGrowth, Planting
 from esper.tamiyo.policy.observations import ObservationLayout
 
 
@@ -31,7 +31,17 @@ class Candidate:
     def first_seeds(self) -> tuple[FirstSeed, ...]:
         """Return the seeds that hosts start with."""
         return tuple(
-            FirstSeed(action=germination(planting), number=number)
+            FirstSeed(
+                action=GrowthAction(
+                    op=Op.GERMINATE,
+                    slot=planting.slot,
+                    blueprint=planting.blueprint,
+                    style=planting.style,
+                    tempo_epochs=planting.tempo_epochs,
+                    alpha_target=planting.alpha_target,
+                ),
+                number=number,
+            )
             for number, planting in enumerate(self.planted)
         )
 
@@ -39,7 +49,7 @@ class Candidate:
         """Return the controller of the hosts."""
         if self.heuristic is not None:
             return Heuristic(layout, self.heuristic)
-        return FixedSchedule(layout, self.grown) if self.grown else WaitController()
+        return FixedSchedule(layout, self.grown) if self.grown else NoGrowth()
 
     def to_json(self) -> dict[str, Any]:
         """Return the candidate as plain values."""
@@ -58,19 +68,7 @@ class Candidate:
             return f"{_describe_places(self.planted)} from the start, {end}"
         if self.grown:
             return f"{_describe_schedule(self.grown)}, {end}"
-        return f"nothing grown, {end}"
-
-
-def germination(planting: Planting) -> GrowthAction:
-    """Return the action that germinates a planting."""
-    return GrowthAction(
-        op=Op.GERMINATE,
-        slot=planting.slot,
-        blueprint=planting.blueprint,
-        style=planting.style,
-        tempo_epochs=planting.tempo_epochs,
-        alpha_target=planting.alpha_target,
-    )
+        return f"no growth, {end}"
 
 
 def _describe_places(plantings: Iterable[Planting]) -> str:
@@ -102,17 +100,13 @@ def _describe_heuristic(config: HeuristicConfig) -> str:
     return ", ".join(words) or "its default settings"
 
 
-FASTEST = TEMPO_EPOCHS[0]
-"""Epochs of the shortest first ramp of alpha."""
 WIDENINGS = ("widen_small", "widen_medium", "widen_large")
-MAX_COMBINATIONS = 64
-"""Up to this many combinations of widenings all are tried; beyond, slots are widened alike."""
 _HEURISTICS = 0x4E4
 """Seed of the random heuristics."""
 
 
-def static_candidates(slot_config: SlotConfig) -> list[Candidate]:
-    """Return static networks: the plain host, and every blueprint in one slot and in all slots.
+def size_candidates(slot_config: SlotConfig) -> list[Candidate]:
+    """Return fixed sizes: the plain host, and every blueprint in one slot and in all slots.
 
     Also included are mixed ones, with a large widening in one half of the slots and a smaller
     widening or a module in the other.
@@ -120,7 +114,7 @@ def static_candidates(slot_config: SlotConfig) -> list[Candidate]:
     found = [Candidate()]
     found += [Candidate(planted=plantings) for plantings in _uniform(slot_config)]
     found += [Candidate(planted=plantings) for plantings in _mixed(slot_config)]
-    return _distinct(found)
+    return list(dict.fromkeys(found))
 
 
 def fixed_candidates(slot_config: SlotConfig, n_epochs: int) -> list[Candidate]:
@@ -129,14 +123,14 @@ def fixed_candidates(slot_config: SlotConfig, n_epochs: int) -> list[Candidate]:
     found = [Candidate()]
     for plantings in _uniform(slot_config):
         is_wide = plantings[0].blueprint in WIDENINGS
-        choices = product(starts, TEMPO_EPOCHS[:2]) if is_wide else [(0, FASTEST)]
+        choices = product(starts, TEMPO_EPOCHS[:2]) if is_wide else [(0, TEMPO_EPOCHS[0])]
         for start, tempo in choices:
             grown = tuple(
                 Planting(slot=p.slot, blueprint=p.blueprint, epoch=start, tempo_epochs=tempo)
                 for p in plantings
             )
             found.append(Candidate(grown=grown))
-    return _distinct(found)
+    return list(dict.fromkeys(found))
 
 
 def heuristic_candidates(slot_config: SlotConfig, n_candidates: int) -> list[Candidate]:
@@ -147,27 +141,6 @@ def heuristic_candidates(slot_config: SlotConfig, n_candidates: int) -> list[Can
     while len(found) < n_candidates:
         found.append(_draw_heuristic(generator, names))
     return [Candidate(heuristic=config) for config in found]
-
-
-def widening_sets(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
-    """Return static widenings, from which one of a wanted size can be chosen."""
-    options = {slot: _fitting(slot_config, slot, WIDENINGS) for slot in _usable(slot_config)}
-    slots = [slot for slot, names in options.items() if names]
-    n_products = int(np.prod([1 + len(options[slot]) for slot in slots], dtype=np.float64))
-    if n_products <= MAX_COMBINATIONS:
-        combinations = product(*(["", *options[slot]] for slot in slots))
-        sets = [
-            tuple(
-                Planting(slot=slot, blueprint=n) for slot, n in zip(slots, chosen, strict=True) if n
-            )
-            for chosen in combinations
-        ]
-    else:
-        sets = list[tuple[Planting, ...]]([()])
-        for name, n_slots in product(WIDENINGS, range(1, len(slots) + 1)):
-            some = [slot for slot in slots[:n_slots] if name in options[slot]]
-            sets.append(tuple(Planting(slot=slot, blueprint=name) for slot in some))
-    return list(dict.fromkeys(sets))
 
 
 def _draw_heuristic(generator: np.random.Generator, names: list[str]) -> HeuristicConfig:
@@ -215,7 +188,8 @@ def _mixed(slot_config: SlotConfig) -> list[tuple[Planting, ...]]:
     """Return a large widening in one half of the slots with another blueprint in the other half."""
     slots, found = _usable(slot_config), list[tuple[Planting, ...]]()
     half = len(slots) // 2
-    for other in ("widen_small", "widen_medium", *_modules(slot_config)):
+    modules = [name for name in _growable(slot_config) if name not in WIDENINGS]
+    for other in ("widen_small", "widen_medium", *modules):
         for wide, rest in ((slots[:half], slots[half:]), (slots[half:], slots[:half])):
             named = [(slot, "widen_large") for slot in wide] + [(slot, other) for slot in rest]
             fitting = [(slot, name) for slot, name in named if slot_config.does_fit(name, slot)]
@@ -229,22 +203,9 @@ def _usable(slot_config: SlotConfig) -> list[str]:
     return [slot for slot in slot_config.slot_ids if slot_config.is_enabled(slot)]
 
 
-def _fitting(slot_config: SlotConfig, slot: str, names: tuple[str, ...]) -> list[str]:
-    known = slot_config.blueprints
-    return [name for name in names if name in known and slot_config.does_fit(name, slot)]
-
-
 def _growable(slot_config: SlotConfig) -> list[str]:
     """Return the blueprints that fit a slot and are not a no-op, preferred ones first."""
-    ranked = dict.fromkeys([*PREFERRED_BLUEPRINTS, *slot_config.blueprints])
-    ranked.pop("noop", None)
-    slots = _usable(slot_config)
-    return [name for name in ranked if any(_fitting(slot_config, slot, (name,)) for slot in slots)]
-
-
-def _modules(slot_config: SlotConfig) -> list[str]:
-    return [name for name in _growable(slot_config) if name not in WIDENINGS]
-
-
-def _distinct(candidates: list[Candidate]) -> list[Candidate]:
-    return list(dict.fromkeys(candidates))
+    known, slots = slot_config.blueprints, _usable(slot_config)
+    ranked = [name for name in dict.fromkeys([*PREFERRED_BLUEPRINTS, *known]) if name in known]
+    fits = slot_config.does_fit
+    return [name for name in ranked if name != "noop" and any(fits(name, one) for one in slots)]

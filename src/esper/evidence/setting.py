@@ -10,13 +10,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-from esper.config.checks import require_number, require_trusted_task
+from esper.config.checks import NonNegativeFloat, check, require_trusted_task
 from esper.config.growth import Budget, GrowthConfig
 from esper.environment.hosts import data_digest
 from esper.environment.options import find_task
 from esper.errors import ConfigError, RunError, TaskError
 from esper.evidence.cache import ResultCache
 from esper.evidence.host_trainer import BATCH_HOSTS
+from esper.results.arms import Arm
+from esper.results.evidence import Evidence, make_evidence
 from esper.tamiyo import SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
@@ -43,6 +45,16 @@ class EvalSetting:
     def at(self, price: float) -> Task:
         """Return the task at another price of FLOPs."""
         return replace(self.task, budget=replace(self.task.budget, flop_price=price))
+
+    def make_evidence(self, arms: Sequence[Arm], **facts: Any) -> Evidence:
+        """Return the evidence of arms on this task, the first of which claims are about."""
+        return make_evidence(
+            arms,
+            task=self.task.name,
+            task_options=self.task_options,
+            n_epochs=self.task.budget.n_epochs,
+            **facts,
+        )
 
     def _key(self) -> dict[str, Any]:
         """Return everything but the price that determines the results of a host."""
@@ -117,10 +129,8 @@ def find_setting(
         _require_same_method(saved[0], one, is_other_task=is_other)
     options = dict(task_options or {})
     if task is not None and is_other:
-        made = find_task(task, options)
-        _require_one_design(made)
         return EvalSetting(
-            task=_with_growth_rules(made, saved),
+            task=_make_task(task, options, saved),
             task_options=options,
             name=task if isinstance(task, str) else None,
         )
@@ -132,9 +142,7 @@ def find_setting(
     if task is None:
         source = f"controller {first.name!r}"
         require_trusted_task(name, options, source=source, allow_code=allow_code)
-    made = find_task(name, options)
-    _require_one_design(made)
-    made = replace(_with_growth_rules(made, saved), budget=budget)
+    made = replace(_make_task(name, options, saved), budget=budget)
     return EvalSetting(task=made, task_options=options, name=name)
 
 
@@ -150,16 +158,7 @@ def find_common_setting(
     It is the named task, with the options and the budget of the controllers that learned on it if
     they agree. If none is named, it is the task that all controllers learned on; the shipped one
     is at home on every task and does not count. Without any other it is :data:`DEFAULT_TASK`.
-
-    Args:
-        saved: The learned controllers.
-        task: A task or its name; None for the controllers' own.
-        task_options: Options of the task.
-        allow_code: Whether the controllers' own task may be code.
-
-    Raises:
-        RunError: If no task is named and the controllers differ in theirs; it names the field.
-        TaskError: If the task cannot be made, or is code and that is not allowed.
+    Arguments and errors are those of :func:`find_setting`.
     """
     own = [one for one in saved if not one.is_shipped]
     task = _default_task(own) if task is None else task
@@ -187,7 +186,7 @@ def find_prices(prices: float | Sequence[float] | None, default: float) -> tuple
     if not given:
         raise ConfigError("prices is empty; give at least one price, or None for the default.")
     for price in given:
-        require_number("price", price, least=0.0)
+        check("price", price, NonNegativeFloat)
     return tuple(dict.fromkeys(float(price) for price in given))
 
 
@@ -268,20 +267,17 @@ def other_rules(saved: SavedController, first: SavedController) -> str:
     return f"its own growth rules: {'; '.join(changed)}" if changed else ""
 
 
-def _require_one_design(task: Task) -> None:
-    """Reject a task whose hosts differ in design, so that no arm could treat them alike."""
-    task.require_one_design("an evaluation")
-    if task.draws_designs:
+def _make_task(task: str | Task, options: dict[str, Any], saved: Sequence[SavedController]) -> Task:
+    """Return a task of one design, with the growth rules of the controllers, if recorded."""
+    made = find_task(task, options)
+    made.require_one_design("an evaluation")
+    if made.draws_designs:
         raise TaskError(
-            f"task {task.name!r} draws hosts of different designs, but an evaluation needs hosts of"
+            f"task {made.name!r} draws hosts of different designs, but an evaluation needs hosts of"
             " one design; name another task (--task), such as digits-family."
         )
-
-
-def _with_growth_rules(task: Task, saved: Sequence[SavedController]) -> Task:
-    """Return the task with the growth rules that the controllers learned with, if recorded."""
     growth = saved[0].growth if saved else None
-    return task if growth is None else replace(task, growth=growth)
+    return made if growth is None else replace(made, growth=growth)
 
 
 def _learned_on(saved: SavedController) -> tuple[str | None, dict[str, Any], Budget]:

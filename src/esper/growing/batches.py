@@ -145,12 +145,12 @@ class Batches:
         self._batch_size = batch_size
         self._source: Any = None
         """A loader or another iterable of batches ..."""
-        self._whole: Batch | None = None
+        self.whole: Batch | None = None
         """... or all samples, if the user has them in memory anyway."""
         if data is None:
             raise BadDataError(f"{name} is missing; it must be {FORMS}.")
         if isinstance(data, (Samples, TensorDataset)) or _is_pair(data):
-            self._whole = self._read_whole(data)
+            self.whole = self._read_whole(data)
         elif isinstance(data, DataLoader):
             self._source = data
         elif isinstance(data, Dataset):
@@ -169,19 +169,9 @@ class Batches:
         else:
             self._source = cast(Iterable[Any], data)
 
-    @property
-    def all_targets(self) -> Tensor | None:
-        """All targets, if they are in memory."""
-        return None if self._whole is None else self._whole.targets
-
-    @property
-    def whole(self) -> Batch | None:
-        """All samples, if they are in memory."""
-        return self._whole
-
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
-        batches = self._slices(self._whole) if self._whole is not None else self._stream()
+        batches = self._slices(self.whole) if self.whole is not None else self._stream()
         for number, batch in enumerate(batches):
             if self._limit is not None and number >= self._limit:
                 return

@@ -1,14 +1,13 @@
-"""What a Grower decided after each epoch, and the trace of a whole training."""
+"""What was decided after each epoch, and the trace of a whole training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from esper.formatting import (
     UNKNOWN,
-    html_details,
     html_lines,
     html_table,
     many,
@@ -18,31 +17,18 @@ from esper.formatting import (
     whole,
     without_empty,
 )
+from esper.lifecycle.slot_state import SlotState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def describe_action(op: str, slot: str, blueprint: str) -> str:
-    """Return what was done and where, such as ``germinate widen in blocks.0``."""
-    if blueprint:
-        return f"{op} {blueprint} in {slot}"
-    return f"{op} {slot}" if slot else op
-
-
-def describe_stages(stages: Mapping[str, str], alphas: Mapping[str, float]) -> str:
-    """Return slots with their stages, and how far those are that are being blended in."""
-    return ", ".join(
-        f"{slot} {stage}" + (f" {alphas[slot]:.2g}" if stage == "blending" else "")
-        for slot, stage in stages.items()
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """The end of an epoch: how the model did, and what was decided for the next epoch.
 
-    Printing it gives one line.
+    A timeline of a grown model shows each decision with the epoch that follows it: how the model
+    did after that epoch. Printing a decision gives one line.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -77,7 +63,7 @@ class Decision:
     """The return that the controller expected from here on, in score: the final score minus what
     it has gained so far and the costs to come. None without an estimate."""
     is_gain: bool = False
-    """Whether ``value`` is relative to training the same model without growth, which is what a
+    """Whether ``value`` is relative to training the same model with no growth, which is what a
     controller expects that was trained with paired rewards."""
     parameters: int
     """Parameters of the model now, seeds included."""
@@ -85,12 +71,8 @@ class Decision:
     """Parameters of what was grown."""
     flops: float
     """FLOPs of training so far, relative to training the given model for all epochs."""
-    stages: dict[str, str] = field(default_factory=dict[str, str])
-    """The stage of each slot that is not dormant."""
-    alphas: dict[str, float] = field(default_factory=dict[str, float])
-    """The alpha of each of these slots."""
-    contributions: dict[str, float] = field(default_factory=dict[str, float])
-    """Score with each held seed minus without it, where that was measured."""
+    slots: dict[str, SlotState] = field(default_factory=dict[str, SlotState])
+    """The slots in which something grows or has grown."""
 
     @property
     def should_stop(self) -> bool:
@@ -100,12 +82,45 @@ class Decision:
     @property
     def action(self) -> str:
         """What was done and where, such as ``germinate widen in blocks.0``."""
-        return describe_action(self.op, self.slot, self.blueprint)
+        if self.blueprint:
+            return f"{self.op} {self.blueprint} in {self.slot}"
+        return f"{self.op} {self.slot}" if self.slot else self.op
+
+    @property
+    def stages(self) -> dict[str, str]:
+        """The stage of each slot that is not dormant."""
+        return {name: slot.stage for name, slot in self.slots.items() if not slot.is_dormant}
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """The alpha of each of these slots."""
+        return {name: slot.alpha for name, slot in self.slots.items() if not slot.is_dormant}
+
+    @property
+    def contributions(self) -> dict[str, float]:
+        """Score with each seed minus without it, as last measured, where it was measured."""
+        found = {name: slot.contribution for name, slot in self.slots.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def growing(self) -> str:
         """What the slots that are not dormant hold; empty for none."""
-        return describe_stages(self.stages, self.alphas)
+        alphas = self.alphas
+        return ", ".join(
+            f"{slot} {stage}" + (f" {alphas[slot]:.2g}" if stage == "blending" else "")
+            for slot, stage in self.stages.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the decision as JSON values."""
+        slots = {name: slot._asdict() for name, slot in self.slots.items()}
+        return {**vars(self), "slots": slots}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Decision:
+        """Return the decision that :meth:`to_json` wrote."""
+        slots = {name: SlotState(**slot) for name, slot in values["slots"].items()}
+        return replace(cls(**values), slots=slots)
 
     def __str__(self) -> str:
         odds = self.probabilities.get(self.op)
@@ -124,10 +139,23 @@ class Decision:
         return f"Decision({self})"
 
     def _repr_html_(self) -> str:
-        return Trace([self]).to_html(with_figure=False)
+        return Trace([self]).to_html()
 
 
-MOST_ROWS = 40
+OnStep = Callable[[Decision], None]
+"""Called after each epoch with the decision before it and how the model did after it."""
+
+
+def ignore_step(_: Decision) -> None:
+    """Do nothing after an epoch."""
+
+
+def end_note(epoch: int) -> str:
+    """Return that a training has ended, and which epoch counts; 0 is the given model."""
+    return f"the end; epoch {epoch} counts" if epoch else "the end; the given model counts"
+
+
+MAX_ROWS = 40
 """Epochs from which on a table leaves out those in which nothing was done."""
 
 _HEADINGS = (
@@ -162,15 +190,6 @@ def _cells(one: Decision) -> tuple[str, ...]:
     )
 
 
-FEW_ROWS = 6
-"""Rows up to which a table below a figure is not folded away."""
-
-
-def folded(table: str, n_rows: int) -> str:
-    """Return a table that is folded away if it is long."""
-    return table if n_rows <= FEW_ROWS else html_details(f"All {n_rows} decisions", table)
-
-
 class Trace(Sequence[Decision]):
     """All decisions of a training, in order.
 
@@ -189,6 +208,11 @@ class Trace(Sequence[Decision]):
     def __len__(self) -> int:
         return len(self._decisions)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self._decisions == other._decisions
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType] - it can be changed
+
     @overload
     def __getitem__(self, index: int) -> Decision: ...
     @overload
@@ -202,7 +226,7 @@ class Trace(Sequence[Decision]):
     def expected(self) -> float | None:
         """The final score minus costs that the controller expected before the first epoch.
 
-        If ``trace[0].is_gain``, it is how much more that is than without growth. None for a
+        If ``trace[0].is_gain``, it is how much more that is than with no growth. None for a
         controller of rules, and if the first decision was made after an epoch.
         """
         return self[0].value if self and self[0].epoch == 0 else None
@@ -219,22 +243,19 @@ class Trace(Sequence[Decision]):
         Raises:
             ConfigError: If matplotlib is not installed.
         """
-        from esper.reports.run_figures import plot_trace
+        from esper.dashboard.figures import plot_trace
 
         return plot_trace(self, title=title)
 
-    def to_html(self, *, with_figure: bool = True) -> str:
-        """Return the decisions as HTML for a notebook.
+    def to_html(self) -> str:
+        """Return the decisions as a table in HTML for a notebook.
 
         Of a long training, only epochs in which something was done or happened are listed.
-
-        Args:
-            with_figure: Whether to begin with the timeline.
         """
         if not self:
             return html_lines(["Nothing has been decided yet."])
         shown = self._decisions
-        if len(shown) > MOST_ROWS:
+        if len(shown) > MAX_ROWS:
             ends = (shown[0], shown[-1], max(shown, key=lambda one: one.score))
             shown = [one for one in shown if one.op != "wait" or one.why or one in ends]
         left_out = len(self) - len(shown)
@@ -242,36 +263,12 @@ class Trace(Sequence[Decision]):
         table = html_lines([caption] if left_out else [])
         headings, rows = without_empty(_HEADINGS, map(_cells, shown))
         n_left = sum(heading in _WORDS for heading in headings)
-        table += html_table(headings, rows, n_left=n_left)
-        if not with_figure:
-            return table
-        return self.figure_html() + folded(table, len(shown))
+        return table + html_table(headings, rows, n_left=n_left)
 
     def _repr_html_(self) -> str:
-        return self.to_html()
+        from esper.dashboard.figures import figure_html
 
-    def figure_html(self) -> str:
-        """Return the timeline as an SVG image: the score, the seeds of each slot, and the size."""
-        from esper.reports.timeline_svg import Moment, timeline_svg
-
-        ends = [*(one.epoch for one in self._decisions[1:]), self[-1].epoch] if self else []
-        # A decision holds from its epoch to the next.
-        moments = [
-            Moment(
-                start=one.epoch,
-                end=end,
-                epoch=one.epoch,
-                score=one.score,
-                slot=one.slot,
-                blueprint=one.blueprint,
-                is_kept=one.op == "fossilize",
-                stages=one.stages,
-                alphas=one.alphas,
-                seed_parameters=one.seed_parameters,
-            )
-            for one, end in zip(self._decisions, ends, strict=True)
-        ]
-        return timeline_svg(moments, self[0].epochs if self else 0)
+        return (figure_html(self.figure) if self else "") + self.to_html()
 
     def append(self, decision: Decision) -> None:
         """Add the decision of the next epoch."""
@@ -279,10 +276,9 @@ class Trace(Sequence[Decision]):
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the decisions as JSON values."""
-        return [asdict(decision) for decision in self._decisions]
+        return [decision.to_json() for decision in self._decisions]
 
     @classmethod
     def from_json(cls, values: Sequence[dict[str, Any]]) -> Trace:
         """Return the trace that :meth:`to_json` wrote."""
-        known = {one.name for one in fields(Decision)}
-        return cls([Decision(**{k: v for k, v in row.items() if k in known}) for row in values])
+        return cls([Decision.from_json(row) for row in values])

@@ -6,29 +6,32 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from esper.config.checks import require_int, require_number, require_seed
-from esper.config.growth import MOST_EPOCHS, Budget, TrainingSettings
+from esper.config.checks import Bounds, NonNegativeFloat, PositiveInt, Seed, check
+from esper.config.growth import MAX_EPOCHS, Budget, TrainingSettings
+from esper.environment.options import find_task
 from esper.errors import ConfigError
 from esper.growing.batches import Batches, DataLike
+from esper.growing.decisions import OnStep, ignore_step
 from esper.growing.grown import Grown
 from esper.growing.measuring import require_finite, require_finite_data
 from esper.growing.objectives import LossFunction, MetricFunction, make_objective
 from esper.growing.own_models import OwnModel, copy_all, read_settings
-from esper.growing.progress import shown_progress
-from esper.growing.task_hosts import find_task, grow_task
-from esper.growing.timeline import OnStep, ignore_step
+from esper.growing.progress import EpochProgress
+from esper.growing.task_hosts import grow_task
 from esper.growing.training_loop import Limits, TrainingLoop
 from esper.modes import suitable_threads
 from esper.populations.sequential import EVALUATION_BATCH
 from esper.progress import ShowProgress
 from esper.tasks import Metric, Task
 from esper.training.lookup import AnyController, find_saved, require_progressive
+
+Epochs = Annotated[int, Bounds(1, MAX_EPOCHS)]
 
 
 def grow(
@@ -56,8 +59,6 @@ def grow(
     progress: ShowProgress = "auto",
     seed: int = 0,
     on_step: OnStep | None = None,
-    budget: Budget | int | None = None,
-    task_options: Mapping[str, Any] | None = None,
     **settings: Unpack[TrainingSettings],
 ) -> Grown:
     """Train a model while a controller grows it, and return a plain module.
@@ -105,7 +106,7 @@ def grow(
         max_flops: FLOPs of training after which it ends.
         max_seconds: Seconds after which it ends.
         patience: Epochs without a better one after which it ends.
-        baseline: Whether to train the given model without growth as well, with the same seeds, and
+        baseline: Whether to train the given model with no growth as well, with the same seeds, and
             say which was better.
         resume: A folder to save the training in after each epoch, and to go on from if it holds
             one.
@@ -113,10 +114,9 @@ def grow(
         seed: Seeds the order of batches, the weights of seeds and the controller; for a task also
             the host and its data.
         on_step: Called after each epoch.
-        budget: Another name for ``epochs``.
-        task_options: Options of a task that is given by name; they may also be arguments.
         settings: ``learning_rate`` (1e-3), ``batch_size`` (32; for data that do not come in
-            batches), ``weight_decay`` and the other settings of :class:`~esper.PopulationConfig`.
+            batches), ``weight_decay`` and the other settings of :class:`~esper.PopulationConfig`;
+            for a task that is given by name, its options.
 
     Raises:
         BadDataError: If the data are invalid or do not fit the model.
@@ -133,15 +133,10 @@ def grow(
         >>> type(grown.model).__module__
         'torch.nn.modules.container'
     """
-    if on_step is not None and not callable(on_step):
-        raise ConfigError(f"on_step is {on_step!r}; it must be a function of one epoch.")
-    if epochs is not None and budget is not None:
-        raise ConfigError(f"epochs is {epochs!r} and budget is {budget!r}; give one of them.")
-    given_as = "epochs" if budget is None else "budget"
-    epochs = budget if epochs is None else epochs
-    if price is not None:
-        require_number("price", price, least=0.0)
-    options: dict[str, Any] = {**(task_options or {}), **settings}
+    check("on_step", on_step, OnStep | None)
+    check("epochs", epochs, Epochs | Budget | None)
+    check("price", price, NonNegativeFloat | None)
+    options: dict[str, Any] = {**settings}
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
         _require_none(
@@ -166,7 +161,7 @@ def grow(
             usual = replace(usual, flop_price=price, parameter_rent=rent)
         return grow_task(
             task,
-            _find_budget(epochs, usual, given_as),
+            _find_budget(epochs, usual),
             controller,
             target=target,
             fractions=fractions,
@@ -174,10 +169,8 @@ def grow(
             on_step=on_step or ignore_step,
             progress=progress,
         )
-    _require_no_task(task_options)
-    require_seed(seed)
-    if max_parameters is not None:
-        require_int("max_parameters", max_parameters, least=1)
+    seed = check("seed", seed, Seed)
+    check("max_parameters", max_parameters, PositiveInt | None)
     wanted = (target or {}).get("parameters", 0)
     if max_parameters is not None and wanted > max_parameters:
         raise ConfigError(
@@ -186,7 +179,7 @@ def grow(
         )
     saved = find_saved(controller)
     usual = Budget() if saved is None else saved.budget
-    plan = _find_budget(epochs, replace(usual, flop_price=price or 0.0), given_as)
+    plan = _find_budget(epochs, replace(usual, flop_price=price or 0.0))
     training = read_settings(options, optimizer, inspect.signature(grow).parameters)
     given, given_optimizer = copy_all(model, optimizer, scheduler)
     train = Batches(
@@ -201,7 +194,7 @@ def grow(
     limits = Limits(
         epochs=plan.n_epochs, max_flops=max_flops, max_seconds=max_seconds, patience=patience
     )
-    with shown_progress(progress, plan.n_epochs, "growing") as bar:
+    with EpochProgress(progress, plan.n_epochs, "growing") as bar:
         first = train.first()
         objective, _ = (  # validation data that do not fit fail here, before training
             make_objective(
@@ -211,7 +204,7 @@ def grow(
                 loss=loss,
                 metric=metric,
                 class_weights=class_weights,
-                all_targets=batches.all_targets,
+                all_targets=None if batches.whole is None else batches.whole.targets,
             )
             for batches, batch in ((train, first), (validation, validation.first()))
         )
@@ -249,11 +242,11 @@ def grow(
 def _add_baseline(
     grown: Grown, loop: TrainingLoop, work: OwnModel, progress: ShowProgress
 ) -> Grown:
-    """Train the given model without growth, for as many epochs, and compare."""
+    """Train the given model with no growth, for as many epochs, and compare."""
     n_epochs = max(1, loop.grower.epoch)  # whatever ended it
-    with shown_progress(progress, n_epochs, "training without growth") as bar:
+    with EpochProgress(progress, n_epochs, "training with no growth") as bar:
         plain, plain_loop = replace(work, limits=Limits(epochs=n_epochs)).run(
-            "wait", on_step=ignore_step, resume=None, bar=bar
+            "no-growth", on_step=ignore_step, resume=None, bar=bar
         )
     if plain_loop.was_interrupted:
         return grown
@@ -267,27 +260,13 @@ def _add_baseline(
     return replace(grown, summary=summary)
 
 
-def _require_no_task(task_options: Mapping[str, Any] | None) -> None:
-    if task_options:
-        raise ConfigError(
-            f"task_options is {dict(task_options)!r}, but a model is given, which has none."
-        )
-
-
 def _require_none(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(f"{name} does not go with a task, only with a model of your own.")
 
 
-def _find_budget(budget: Any, default: Budget, name: str) -> Budget:
-    if budget is None:
-        return default
-    if isinstance(budget, Budget):
-        return budget
-    if isinstance(budget, int) and not isinstance(budget, bool):
-        require_int(name, budget, least=1, most=MOST_EPOCHS)
-        return replace(default, n_epochs=budget)
-    raise ConfigError(
-        f"{name} is {budget!r}; it must be a number of epochs, an esper.Budget, or None."
-    )
+def _find_budget(epochs: int | Budget | None, default: Budget) -> Budget:
+    if isinstance(epochs, Budget):
+        return epochs
+    return default if epochs is None else replace(default, n_epochs=epochs)

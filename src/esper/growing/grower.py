@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import (
+    Bounds,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
     as_number,
+    check,
     rejects_unknown,
-    require_int,
-    require_number,
-    require_seed,
 )
-from esper.config.growth import MOST_EPOCHS, Budget
-from esper.environment.episodes import SlotOutcome
+from esper.config.growth import MAX_EPOCHS, Budget
 from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace
@@ -43,7 +45,7 @@ from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.sharding import find_mesh, require_whole, reshard
 from esper.lifecycle.factored_actions import Op
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.slot_state import SlotState
 from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.controller import require_controller
 from esper.training.lookup import AnyController, find_saved
@@ -131,15 +133,15 @@ class Grower:
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
-        require_number("price", price, least=0.0)
-        require_seed(seed)
-        require_int("epochs", epochs, least=1, most=MOST_EPOCHS)
+        check("price", price, NonNegativeFloat)
+        check("seed", seed, Seed)
+        check("epochs", epochs, Annotated[int, Bounds(1, MAX_EPOCHS)])
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.model = model
         require_growable(model)
         self._module = unwrapped(model)
         if max_parameters is not None:
-            require_int("max_parameters", max_parameters, least=1)
+            check("max_parameters", max_parameters, PositiveInt)
             n_given = count_parameters(self._module)
             if max_parameters < n_given:
                 raise ConfigError(
@@ -165,8 +167,8 @@ class Grower:
         """The decision after each epoch."""
         self.was_rolled_back = False
         """Whether the governor rolled the model back in the last epoch."""
-        self.last_slots: SlotOutcome | None = None
-        """The slots at the end of the last epoch, before the decision; None before the first."""
+        self.last_slots: dict[str, SlotState] = {}
+        """The slots in use at the end of the last epoch, before the decision."""
         self.is_finished = False
         """Whether the controller has ended the training."""
         if own_slots(self._module) is None:
@@ -238,9 +240,8 @@ class Grower:
         Returns:
             None; or a report if the model was rolled back to its last good state instead.
         """
-        require_int("accumulate", accumulate, least=1)
-        if max_grad_norm is not None:
-            require_number("max_grad_norm", max_grad_norm, above=0.0)
+        check("accumulate", accumulate, PositiveInt)
+        check("max_grad_norm", max_grad_norm, PositiveFloat | None)
         report = self.check_loss(loss)
         if report is None:
             self._n_micro += 1
@@ -267,15 +268,16 @@ class Grower:
             self._first_loss = value if self._first_loss is None else self._first_loss
         return self._note(report)
 
-    def check_gradients(self) -> GovernorReport | None:
+    def check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
         """Average the gradients of seeds over all ranks, and roll back if one is not finite.
 
         With a scaler, gradients that overflow are left to it: it skips the update and lowers its
         scale.
-        """
-        return self._check_gradients()
 
-    def _check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
+        Args:
+            is_synced: Whether DistributedDataParallel has averaged the others; not after
+                ``no_sync()``.
+        """
         growth = self._ready()
         may_overflow = self.scaler is not None
         report = growth.governor.check_gradients(is_synced=is_synced, may_overflow=may_overflow)
@@ -332,24 +334,24 @@ class Grower:
             self._update(is_synced=False)
             self._n_micro = 0
         self._note(growth.governor.check_parameters())
-        contributions = growth.measure(score, validate)
+        growth.measure(score, validate)
         self.epoch += 1
         loss = val_loss if val_loss is not None else train_loss
         if growth.is_first:
             growth.start(score, loss, self._first_loss)
         growth.add_epoch(self._sums, self._batch_size, train_loss, loss, score)
         growth.slots.tick()
-        growth.governor.mark_good()
-        growth.governor.keep()
-        self.last_slots = growth.slot_outcome()
-        decision = self._decide(growth, train_loss, val_loss, score, contributions)
+        growth.governor.keep(is_good=True)
+        slots = growth.slot_arrays()
+        self.last_slots = slots.states(0, growth.slot_config)
+        decision = self._decide(growth, train_loss, val_loss, score)
         for average in self._averages:
             average.sync()
         problems, self._sums = self._sums.problems, EpochSums()
         self.was_rolled_back = bool(problems)
         self.trace.append(decision)
         if self._recording is not None:
-            self._recording.add_epoch(growth, self.trace, self.last_slots, problems)
+            self._recording.add_epoch(growth, self.trace, slots, problems)
         return decision
 
     def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
@@ -368,7 +370,7 @@ class Grower:
             )
         _, val_loss, score = self._agree(None, val_loss, score)
         growth.start(score, val_loss, None)
-        decision = self._decide(growth, None, val_loss, score, {})
+        decision = self._decide(growth, None, val_loss, score)
         self.trace.append(decision)
         if self._recording is not None:
             self._recording.note_decision(growth, decision)
@@ -428,7 +430,7 @@ class Grower:
     def flops(self) -> float:
         """FLOPs of training so far."""
         records = self._ready().records
-        return float(records.paid_flops[0] * records.reference_flops[0])
+        return float(records.flops_used[0] * records.reference_flops[0])
 
     @property
     def batch_flops(self) -> float:
@@ -498,7 +500,13 @@ class Grower:
                 f"this Grower has trained for {self.epoch} epochs; load the state into a new one, "
                 "made with a new model and optimizer."
             )
-        _require_dormant(self._module)
+        found = own_slots(self._module)
+        for name, slot in () if found is None else found.items():
+            if slot.is_in_use:
+                raise GrowerError(
+                    f"slot {name!r} holds a seed; load the state into a model without seeds, which "
+                    "are rebuilt from it."
+                )
         remove_slots(self._module)
         restore_slots(self._module, json.loads(state["growth"]))
         self._growth = growth = self._make_growth()
@@ -591,9 +599,7 @@ class Grower:
             restore_slots(self._module, values)
 
     def _make_growth(self) -> GrowingModel:
-        growth = GrowingModel(
-            self._module, self.optimizers, self.schedulers, self.budget, self.ranks
-        )
+        growth = GrowingModel(self._module, self.optimizers, self.budget, self.ranks)
         saved, given = self._saved, self._controller_name
         if saved is not None:
             growth.controller = saved.make(growth.slot_config)
@@ -617,7 +623,7 @@ class Grower:
             self._ready().governor.average_gradients(is_synced=is_synced)
             for optimizer in self.optimizers:
                 _unscale(self.scaler, optimizer)
-        report = self._check_gradients(is_synced=is_synced)
+        report = self.check_gradients(is_synced=is_synced)
         if report is None:
             if self._max_grad_norm is not None:
                 for parameters in self._ready().clipped_together():
@@ -676,12 +682,7 @@ class Grower:
         return means.get("train_loss"), means.get("val_loss"), means["score"]
 
     def _decide(
-        self,
-        growth: GrowingModel,
-        train_loss: float | None,
-        val_loss: float | None,
-        score: float,
-        contributions: dict[str, float],
+        self, growth: GrowingModel, train_loss: float | None, val_loss: float | None, score: float
     ) -> Decision:
         if self.epoch >= self.epochs:
             choice = Choice(why="the budget is used up")
@@ -693,10 +694,7 @@ class Grower:
         why = choice.why
         if self._sums.problems:
             why = f"the model was rolled back: {self._sums.problems[0]}"
-        growth.count_seeds()
-        acts = choice.op not in (Op.WAIT, Op.FINISH)
-        lives = growth.slots.lives.items()
-        shown = {name: life for name, life in lives if life.stage != Stage.DORMANT}
+        acts, slots = choice.op not in (Op.WAIT, Op.FINISH), growth.slot_arrays()
         return Decision(
             epoch=self.epoch,
             epochs=self.epochs,
@@ -712,11 +710,9 @@ class Grower:
             value=choice.value,
             is_gain=choice.is_gain,
             parameters=count_parameters(self._module),
-            seed_parameters=int(growth.records.seed_parameters.sum()),
-            flops=float(growth.records.paid_flops[0]),
-            stages={name: life.stage.name.lower() for name, life in shown.items()},
-            alphas={name: life.alpha for name, life in shown.items()},
-            contributions=contributions,
+            seed_parameters=int(slots.grown_parameters.sum()),
+            flops=float(growth.records.flops_used[0]),
+            slots=slots.states(0, growth.slot_config),
         )
 
 
@@ -755,13 +751,3 @@ def _unscale(scaler: Any, optimizer: Optimizer) -> None:
     except RuntimeError as error:
         if "already been called" not in str(error):
             raise
-
-
-def _require_dormant(model: nn.Module) -> None:
-    found = own_slots(model)
-    busy = [] if found is None else [name for name, slot in found.items() if slot.is_in_use]
-    if busy:
-        raise GrowerError(
-            f"slot {busy[0]!r} holds a seed; load the state into a model without seeds, which are "
-            "rebuilt from it."
-        )

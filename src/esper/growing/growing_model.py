@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from esper.config.checks import as_number
 from esper.config.growth import Budget
-from esper.environment.episodes import SlotOutcome
 from esper.environment.records import EpisodeRecords
 from esper.errors import GrowerError
 from esper.growth.footprint import TrainingMeter
@@ -27,8 +26,9 @@ from esper.growth.ranks import Call, Ranks
 from esper.growth.seed_slot import slot_size
 from esper.growth.sharding import total_norm
 from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op, decode_action
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.stages import Stage
-from esper.populations import SlotArrays
+from esper.populations.population import write_fossils, write_slot
 from esper.tamiyo import Controller
 from esper.tamiyo.controllers.learned import expected_return, expects_gain, op_probabilities
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
@@ -105,7 +105,7 @@ class Choice:
     value: float | None = None
     """The return that the controller expected from then on; None if it has no estimate."""
     is_gain: bool = False
-    """Whether that is relative to the same model left alone."""
+    """Whether that is relative to the same model with no growth."""
 
 
 class GrowingModel:
@@ -114,12 +114,7 @@ class GrowingModel:
     controller: Controller
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        schedulers: Sequence[Any],
-        budget: Budget,
-        ranks: Ranks,
+        self, model: nn.Module, optimizers: Sequence[Optimizer], budget: Budget, ranks: Ranks
     ) -> None:
         self.model = model
         self.budget = budget
@@ -128,13 +123,12 @@ class GrowingModel:
         may_finish = budget.flop_price > 0.0
         self.slot_config = replace(self.slots.slot_config, allow_finish=may_finish)
         self.layout = ObservationLayout(self.slot_config)
-        self.keeper = OptimizerKeeper(model, optimizers, schedulers=schedulers)
+        self.keeper = OptimizerKeeper(model, optimizers)
         self.governor = Governor(model, optimizers, ranks=ranks)
         self.meter: TrainingMeter | None = None
         self._plain_flops = 0.0
         """FLOPs of training the given model on one sample."""
-        n_slots = self.slot_config.max_slots
-        self.records = EpisodeRecords.blank(1, n_slots)
+        self.records = EpisodeRecords.blank(SlotArrays.blank(1, self.slot_config.max_slots))
         self.records.clear(0)
         self.records.n_epochs[0], self.records.flop_price[0] = budget.n_epochs, budget.flop_price
         self.records.n_parameters[0] = count_parameters(model) - self.n_grown()
@@ -151,10 +145,6 @@ class GrowingModel:
         """Whether the controller has not decided anything yet."""
         return not self._history
 
-    def grown_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of all seeds and fossils."""
-        return self.slots.grown_parameters()
-
     def clipped_together(self) -> list[list[nn.Parameter]]:
         """Return the parameters by whose gradients' norm each is clipped.
 
@@ -166,7 +156,7 @@ class GrowingModel:
 
     def n_grown(self) -> int:
         """Return the number of parameters of all seeds and fossils."""
-        return sum(parameter.numel() for parameter in self.grown_parameters())
+        return sum(parameter.numel() for parameter in self.slots.grown_parameters())
 
     def final_size(self) -> int:
         """Return the number of parameters of the model once all of its seeds are committed."""
@@ -175,11 +165,8 @@ class GrowingModel:
     def start(self, score: float, loss: float | None, first_loss: float | None) -> None:
         """Record how the model does before the controller's first decision.
 
-        Args:
-            score: Its score.
-            loss: Its loss, if it is known.
-            first_loss: Its first training loss, if there was one. It is closer to what the loss
-                was before training, which later losses are relative to.
+        Later losses are relative to its first training loss, if there was one, which is closer to
+        what the loss was before training.
         """
         self.records.start_scores([0], _clipped(score), _array(loss))
         if first_loss is not None:
@@ -202,12 +189,12 @@ class GrowingModel:
         losses, norm = (_array(loss), _array(train_loss)), _array(sums.mean_norm)
         records.add_epoch([0], _clipped(score), *losses, norm)
         records.gradient_noise[0] = sums.gradient_noise
-        records.seed_gradient_norm[0] = sums.mean_seed_norms(self.slots)
+        records.slots.gradient_norm[0] = sums.mean_seed_norms(self.slots)
         records.was_restored[0] = bool(sums.problems)
         self.add_flops(n_samples)
 
-    def measure(self, score: float, validate: Callable[[], float] | None) -> dict[str, float]:
-        """Return what each held seed contributes to the score, if there is a way to measure it.
+    def measure(self, score: float, validate: Callable[[], float] | None) -> None:
+        """Measure what each held seed contributes to the score, if there is a way to.
 
         Raises:
             GrowerError: If validation gives no finite number.
@@ -218,11 +205,10 @@ class GrowingModel:
                 if slot.stage == Stage.HOLDING:
                     with slot.switched_off():
                         found[name] = score - self._validate(validate)
-        self.records.is_measured[0] = [name in found for name in self.slots]
+        self.records.slots.is_measured[0] = [name in found for name in self.slots]
         for number, name in enumerate(self.slots):
             if name in found:
-                self.records.contribution[0, number] = found[name]
-        return found
+                self.records.slots.contribution[0, number] = found[name]
 
     def _validate(self, validate: Callable[[], float] | None) -> float:
         own = None if validate is None else as_number("what validate() returns", validate())
@@ -257,11 +243,9 @@ class GrowingModel:
 
         Seeds that would make the model larger than ``max_parameters`` are illegal.
         """
-        self.count_seeds()
-        arrays = self._arrays()
-        hosts = self.records.host_facts()
-        observation = self.layout.encode(hosts, self.records.slot_facts(arrays))
-        state = [arrays.stage, arrays.age_epochs, arrays.alpha_at_rest, arrays.is_gate_open]
+        now = self.slot_arrays()
+        observation = self.layout.encode(self.records, now)
+        state = [now.stage, now.age_epochs, now.alpha_at_rest, now.is_gate_open]
         self._seen = [*state, self._find_affordable(max_parameters)]
         return observation, self._masks(*self._seen)
 
@@ -346,25 +330,17 @@ class GrowingModel:
             f"max_parameters is {max_parameters:,}"
         )
 
-    def count_seeds(self) -> None:
-        """Record the parameters of each slot."""
-        for number, slot in enumerate(self.slots.values()):
-            sizes = [parameter.numel() for parameter in slot.grown_parameters()]
-            self.records.seed_parameters[0, number] = sum(sizes)
-            if slot.seed is None:
-                self.records.contribution[0, number] = 0.0
-
     def add_flops(self, n_samples: int) -> None:
         """Add the FLOPs of an epoch, relative to plain training for the whole budget."""
         if self.meter is None:
             share = count_parameters(self.model) / max(1, int(self.records.n_parameters[0]))
-            self.records.paid_flops[0] += share / self.budget.n_epochs
+            self.records.flops_used[0] += share / self.budget.n_epochs
             return
         with torch.random.fork_rng(devices=[]):
             spent = n_samples * self.meter.training_flops()
         if self.records.reference_flops[0] == 0.0:
             self.records.reference_flops[0] = n_samples * self._plain_flops * self.budget.n_epochs
-        self.records.paid_flops[0] += spent / max(1.0, float(self.records.reference_flops[0]))
+        self.records.flops_used[0] += spent / max(1.0, float(self.records.reference_flops[0]))
 
     def start_meter(self, sample: Any) -> None:
         """Count FLOPs from now on, with a sample of the model's input."""
@@ -390,28 +366,18 @@ class GrowingModel:
                 )
         self.governor.require_seeds()
 
-    def slot_outcome(self) -> SlotOutcome:
-        """Return the slots as they are, as the environment does after a step."""
-        self.count_seeds()
-        arrays, records = self._arrays(), self.records
-        return SlotOutcome(
-            stage=arrays.stage,
-            blueprint=arrays.blueprint,
-            alpha=arrays.alpha,
-            contribution=records.contribution.copy(),
-            parameters=records.seed_parameters - arrays.fossil_parameters,
-            n_fossils=arrays.n_fossils,
-            fossil_parameters=arrays.fossil_parameters,
-        )
-
-    def _arrays(self) -> SlotArrays:
-        arrays = SlotArrays.blank(1, self.slot_config.max_slots)
-        lives = self.slots.lives
+    def slot_arrays(self) -> SlotArrays:
+        """Return a copy of the state of the slots, after bringing the records up to date."""
+        now, lives = self.records.slots, self.slots.lives
         for number, (name, life) in enumerate(lives.items()):
-            arrays.write(0, name, life, self.slot_config, lives.growth_config)
-            fossils = self.slots[name].fossils
-            arrays.write_fossils((0, number), life, count_parameters(fossils))
-        return arrays
+            at, slot = (0, number), self.slots[name]
+            n_grown = sum(parameter.numel() for parameter in slot.grown_parameters())
+            write_slot(now, at, life, self.slot_config, lives.growth_config)
+            write_fossils(now, at, life, count_parameters(slot.fossils))
+            now.parameters[at] = n_grown - now.fossil_parameters[at]
+            if slot.seed is None:
+                now.contribution[at] = np.nan
+        return now.copy()
 
 
 def _array(value: float | None) -> np.ndarray:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,23 +14,16 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from esper.config.checks import check
 from esper.environment import EpisodeResults
 from esper.errors import StorageError
-from esper.formatting import duration, html_lines, listed, many
-from esper.growing.decisions import Trace, folded
-from esper.growing.objectives import LOSS_SCALE
-from esper.growing.timeline import Timeline, TimelineStep
+from esper.formatting import duration, html_details, html_lines, listed, many
+from esper.growing.decisions import Decision, Trace
 from esper.growth.dry_run import SampleInput
 from esper.storage.files import replacing, write_atomic
 
-GUESS = "Before training, going by the tasks that it learned on, the controller expected"
-"""How an expectation begins: the controller has not seen the model learn yet."""
-
 ENDED_BY_CONTROLLER = "the controller ended it"
 """Why training ended early if no limit ended it."""
-
-MOST_PERCENT = 10.0
-"""Costs from this multiple on are shown as a multiple."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +77,15 @@ class GrowthSummary:
     """Whether the trained model is returned; if not, it is no better and the given one is."""
     controller: str
     """The name of the controller."""
-    expected_score: float | None = None
-    """The score that the controller expected before the first epoch; None without an estimate."""
     expected_gain: float | None = None
     """What the controller expected growth to gain over training the given model as it is, in
     return: the score minus the costs. It is what such models gained on the tasks that the
-    controller learned on; None if it expected a score or nothing."""
+    controller learned on; None without an estimate of the gain."""
     gain: float | None = None
     """What growth gained over training the given model as it is, in return too, on validation;
     None if it is unknown."""
     has_costs: bool = False
     """Whether the FLOPs or the parameters have a price."""
-    score: float | None = None
-    """The score that came of it, of the epoch that counts and on the same split."""
-    scale: str = ""
-    """What the score is, in words; empty if it is the metric."""
     seconds: float = field(default=0.0, compare=False)
     """Seconds that it took."""
     total_flops: float = 0.0
@@ -109,7 +95,7 @@ class GrowthSummary:
     problems: tuple[str, ...] = ()
     """Why the model was rolled back, for each epoch in which it was."""
     baseline: float | None = None
-    """The metric of the best epoch of the given model, trained without growth; None if unknown."""
+    """The metric of the best epoch of the given model with no growth; None if unknown."""
     is_above_baseline: bool = False
     """Whether the returned model is better than that."""
 
@@ -156,20 +142,21 @@ class GrowthSummary:
             return f"It has {self.parameters_after:,} parameters, as before."
         if not self.seeds:
             return f"Nothing was grown: the model has {self.parameters_after:,} parameters."
-        by_seed: dict[str, list[int]] = {}
-        for number, (slot, blueprint) in enumerate(self.seeds):
-            epochs = by_seed.setdefault(f"{blueprint} in {slot}", [])
-            epochs += self.germinated_after[number : number + 1]
-        counts = Counter(f"{blueprint} in {slot}" for slot, blueprint in self.seeds)
-        seeds = ", ".join(
-            (f"{n} x {seed}" if n > 1 else seed) + _epochs_text(by_seed[seed])
-            for seed, n in counts.items()
-        )
         added = self.parameters_after - self.parameters_before
         return (
-            f"Grown: {seeds}; {self.parameters_before:,} parameters became "
-            f"{self.parameters_after:,} ({added:+,})."
+            f"Grew {', '.join(map(self._slot_growth, dict(self.seeds)))}: "
+            f"{self.parameters_before:,} parameters became {self.parameters_after:,} ({added:+,})."
         )
+
+    def _slot_growth(self, slot: str) -> str:
+        """Return the growth of a slot, such as ``1>3 twice (widen_huge, epochs 1 and 5)``."""
+        numbers = [number for number, (own, _) in enumerate(self.seeds) if own == slot]
+        details = list(dict.fromkeys(self.seeds[number][1] for number in numbers))
+        if self.germinated_after:
+            epochs = dict.fromkeys(str(self.germinated_after[number] + 1) for number in numbers)
+            details.append(f"epoch{'s' * (len(epochs) > 1)} {listed(list(epochs))}")
+        often = {1: "", 2: " twice"}.get(len(numbers), f" {len(numbers)} times")
+        return f"{slot}{often} ({', '.join(details)})"
 
     def _beside(self) -> tuple[str, ...]:
         if not self.widened_beside:
@@ -184,8 +171,8 @@ class GrowthSummary:
         found: list[str] = []
         if self.full_slots and self.max_widening is not None:
             found.append(
-                f"The limit, {self.max_widening:g} times the given hidden units, was reached in "
-                f"{listed(list(self.full_slots))}; to set another, add the slots before growing: "
+                f"{listed(list(self.full_slots))} hit the size limit ({self.max_widening:g} times "
+                "the given hidden units). To raise it, add the slots before growing: "
                 "esper.add_slots(model, ..., growth_config=GrowthConfig(max_widening=...))."
             )
         if self.max_parameters is not None:
@@ -196,72 +183,39 @@ class GrowthSummary:
         return tuple(found)
 
     def _cost(self) -> str:
-        spent = f"{self.flops:.0%} of" if self.flops < MOST_PERCENT else f"{self.flops:,.0f} times"
-        total = f" ({self.total_flops:.2g} in all, {duration(self.seconds)})" * bool(self.seconds)
-        ended = f" Training ended early: {self.stopped}." if self.stopped else ""
-        best = (
-            f"of which epoch {self.best_epoch} was the best and counts"
-            if self.best_epoch
-            else "none of which was better than the given model"
-        )
+        best = "no epoch was better than the given model"
+        if self.best_epoch:
+            best = f"the result is from epoch {self.best_epoch}, the best on validation"
+        epochs = f"{self.n_epochs} of {self.budget_epochs} epochs"
+        ended = f" (ended early: {self.stopped})" if self.stopped else ""
+        total = f" ({self.total_flops:.2g} FLOPs, {duration(self.seconds)})" * bool(self.seconds)
+        times = f"{self.flops:.2g}" if self.flops < 10.0 else f"{self.flops:,.0f}"
         return (
-            f"Controller {self.controller} used {self.n_epochs} of {self.budget_epochs} epochs, "
-            f"{best}, and {spent} the FLOPs of training the initial model for all of them{total}."
-            f"{ended}"
+            f"Controller {self.controller} trained {epochs}{ended}; {best}. Cost: {times} times "
+            f"the compute of training the given model for {self.budget_epochs} epochs{total}."
         )
 
     @property
     def expectation(self) -> str:
-        """What the controller expected and what came of it, in a sentence.
+        """The gain that the controller predicted and the actual one, in a sentence.
 
-        Empty without an estimate, for a metric beyond the scores that controllers know, if a limit
-        that the controller is not told cut growth or training short, and for a gain net of costs,
-        most of which is what ending early saves.
+        Empty unless both are known, if a limit that the controller is not told cut growth or
+        training short, and for a gain net of costs, most of which is what ending early saves.
         """
-        if self.score is None or not -1.0 <= self.score <= 1.0:
-            return ""
-        if self.max_parameters is not None or self.stopped not in ("", ENDED_BY_CONTROLLER):
-            return ""
-        if self.expected_gain is not None:
-            return "" if self.has_costs else self._expected_growth(self.expected_gain)
-        if self.expected_score is None:
-            return ""
-        named = "a score of " if self.scale else f"{self.metric} "
-        scale = f" (the score is {self.scale})" if self.scale else ""
-        return (
-            f"{GUESS} {named}{self.expected_score:.2f} by the end; it got "
-            f"{self.score:.2f} on {self.split}{scale}."
+        is_cut_short = self.max_parameters is not None or self.stopped not in (
+            "",
+            ENDED_BY_CONTROLLER,
         )
-
-    def _expected_growth(self, expected: float) -> str:
-        """Return the gain that the controller expected and what came of it, in a sentence."""
-        is_loss, is_accuracy = self.scale == LOSS_SCALE, self.metric == "accuracy"
-
-        def size(gain: float) -> str:
-            percent = f"{abs(gain):.1%}"
-            return percent if is_loss else percent[:-1] if is_accuracy else f"{abs(gain):.3f}"
-
-        if is_loss:
-            unit, scale = "of the first loss", ""
-        elif is_accuracy:
-            unit, scale = "points of accuracy", ""
-        elif self.scale:
-            unit, scale = "in score", f" (the score is {self.scale})"
-        else:
-            unit, scale = f"in {self.metric}", ""
-        if self.gain is not None:
-            verb = "gained" if self.gain >= 0.0 else "lost"
-            outcome = f"it {verb} {size(self.gain)} on {self.split}"
-        else:
-            advice = ", and baseline=True would show the gain"
-            outcome = (
-                f"{self.split} {self.metric} went from {self.before:.4g} to {self.grown:.4g}"
-                f"{advice * (self.split == 'validation')}"
+        if self.expected_gain is None or self.gain is None or self.has_costs or is_cut_short:
+            return ""
+        predicted, actual = f"{self.expected_gain:.3f}", f"{self.gain:.3f} in score"
+        if self.metric in ("accuracy", "loss"):
+            unit = "points" if self.metric == "accuracy" else "% of the first loss"
+            space = " " * (self.metric == "accuracy")
+            predicted, actual = (
+                f"{100.0 * gain:.1f}{space}{unit}" for gain in (self.expected_gain, self.gain)
             )
-        return (
-            f"{GUESS} growth to {'gain' if expected >= 0.0 else 'lose'} "
-            f"{size(expected)} {unit} compared with training the model as it is; {outcome}{scale}."
-        )
+        return f"Gain over no growth predicted before training: {predicted}; actual: {actual}."
 
     def _rollbacks(self) -> tuple[str, ...]:
         if not self.problems:
@@ -275,29 +229,14 @@ class GrowthSummary:
         if self.baseline is None:
             return ()
         if self.after == self.baseline:
-            verdict = "growing it made no difference"
+            verdict = "growing made no difference"
             verdict += " (with a price it grows less)" * self.has_costs
         else:
-            verdict = "growing it was " + ("better" if self.is_above_baseline else "worse")
-        ratio = self.flops * self.budget_epochs / max(1, self.n_epochs)
-        # If all epochs were used, the cost above is the same ratio.
-        much = "as many" if 0.95 < ratio < 1.05 else f"{ratio:.2g} times the"
-        cost = f" Growing took {much} FLOPs." * (self.n_epochs < self.budget_epochs)
+            verdict = "growing was " + ("better" if self.is_above_baseline else "worse")
         return (
-            f"The given model, trained without growth for as many epochs with the same seeds, "
-            f"reaches {self.baseline:.4g}: {verdict}, on this validation data and with one seed."
-            f"{cost}",
+            f"The same training with no growth reaches {self.baseline:.4g}: {verdict}, on this "
+            "validation data and with one seed.",
         )
-
-
-def _epochs_text(n_before: Sequence[int]) -> str:
-    """Return the first epochs of seeds, counted from 1, in brackets; empty for none.
-
-    Args:
-        n_before: Epochs trained before each of them germinated.
-    """
-    listed = ", ".join(str(n + 1) for n in dict.fromkeys(n_before))
-    return f" (from epoch{'s' * (',' in listed)} {listed})" if listed else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -315,7 +254,7 @@ class Grown:
 
     model: nn.Module
     """A plain module without anything of Esper."""
-    timeline: Timeline
+    timeline: Trace
     """Each epoch: the decision and its effect. Printing it gives a line for each."""
     summary: GrowthSummary
     """The outcome; printing it gives sentences."""
@@ -330,12 +269,12 @@ class Grown:
         return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
 
     def _repr_html_(self) -> str:
-        if self.trace is None:
-            figure = self.timeline.figure_html(self.summary.budget_epochs)
-        else:
-            figure = self.trace.figure_html()
-        table = folded(self.timeline.to_html(), len(self.timeline))
-        return self.summary.to_html() + figure + table
+        from esper.dashboard.figures import figure_html
+
+        table = self.timeline.to_html()
+        if len(self.timeline) > FEW_ROWS:
+            table = html_details(f"All {len(self.timeline)} decisions", table)
+        return self.summary.to_html() + figure_html((self.trace or self.timeline).figure) + table
 
     def to_json(self) -> dict[str, Any]:
         """Return the score, the return, the costs and the timeline as JSON values."""
@@ -345,28 +284,27 @@ class Grown:
             "flops": float(self.results.flops[0]),
             "host_parameters": int(self.results.host_parameters[0]),
             "seed_parameters": int(self.results.seed_parameters[0]),
-            "timeline": [asdict(step) for step in self.timeline],
+            "timeline": self.timeline.to_json(),
         }
 
 
 def germination_epochs(
-    timeline: Sequence[TimelineStep], seeds: Sequence[tuple[str, str]], last_epoch: int
+    timeline: Sequence[Decision], seeds: Sequence[tuple[str, str]], last_epoch: int
 ) -> tuple[int, ...]:
     """Return the epochs trained before each seed germinated; nothing if one is unknown.
 
-    Args:
-        timeline: All epochs.
-        seeds: The slot and the blueprint of each seed of a model, those of a slot in order.
-        last_epoch: The epoch after which the model was kept.
+    The seeds are those of the model as it was kept after ``last_epoch``: the slot and the blueprint
+    of each, those of a slot in order.
     """
     by_slot: dict[str, list[int]] = {}
-    before: TimelineStep | None = None
+    before: Decision | None = None
     for step in timeline[:last_epoch]:
         if step.op == "germinate":
             mine = by_slot.setdefault(step.slot, [])
             if before is not None:  # what was not committed has been pruned
-                is_committed = before.stages.get(step.slot) == "fossilized"
-                del mine[before.fossils.get(step.slot, 0) + is_committed :]
+                slot = before.slots.get(step.slot)
+                is_committed = slot is not None and slot.stage == "fossilized"
+                del mine[(slot.n_fossils if slot is not None else 0) + is_committed :]
             mine.append(step.epoch - 1)
         before = step
     epochs = {slot: iter(found) for slot, found in by_slot.items()}
@@ -375,21 +313,8 @@ def germination_epochs(
     return () if None in known else tuple(cast("list[int]", known))
 
 
-def expected_score(timeline: Sequence[TimelineStep], results: EpisodeResults) -> float | None:
-    """Return the score that a controller expected before the first epoch, if it expected one.
-
-    It expects a return, the score minus costs; costs that were paid are added to compare it.
-    """
-    first = timeline[0] if timeline else None
-    if first is None or first.value is None or first.is_gain:
-        return None
-    return first.value + float(results.scores[0] - results.returns[0])
-
-
-def expected_gain(timeline: Sequence[TimelineStep]) -> float | None:
-    """Return what a controller expected growth to gain before the first epoch, if it did."""
-    return timeline[0].value if timeline and timeline[0].is_gain else None
-
+FEW_ROWS = 6
+"""Decisions up to which a table of them is not folded away."""
 
 PROGRAM_FILE = "model.pt2"
 WEIGHTS_FILE = "model.safetensors"
@@ -400,6 +325,7 @@ def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
     """Save a grown model as an exported program for any batch size; return the folder.
 
     Raises:
+        ConfigError: If it is not what :func:`esper.grow` returned.
         StorageError: If it cannot be written.
 
     Examples:
@@ -411,7 +337,7 @@ def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
         >>> sorted(path.name for path in folder.iterdir())
         ['growth.json', 'model.pt2', 'model.safetensors']
     """
-    path = Path(folder)
+    grown, path = check("grown", grown, Grown), Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with replacing(path / PROGRAM_FILE) as temporary:

@@ -13,8 +13,7 @@ from esper.growing.batches import Batch, Batches
 from esper.growing.objectives import Objective, output_of
 from esper.growth.modules import named_modules
 from esper.modes import evaluation_mode
-from esper.populations.host_data import sample_means
-from esper.populations.sequential import EVALUATION_BATCH
+from esper.populations.sequential import evaluate
 from esper.tasks import Metric, Samples
 
 BAD_DATA_ADVICE = "remove such samples, or replace such values, before growing."
@@ -103,14 +102,8 @@ def _find_bad_row(outputs: Tensor | None) -> int | None:
 
 def measure(model: nn.Module, samples: Samples, metric: Metric) -> float:
     """Return a model's mean metric over samples in evaluation mode; its modes do not change."""
-    total = 0.0
     with torch.no_grad(), evaluation_mode(model), torch.random.fork_rng(devices=[]):
-        for start in range(0, len(samples), EVALUATION_BATCH):
-            batch = slice(start, start + EVALUATION_BATCH)
-            outputs = model(samples.inputs[batch])
-            values = metric.objective.metrics(outputs, samples.targets[batch])
-            total += float(sample_means(values).sum())
-    return total / len(samples)
+        return evaluate(model, metric.objective, samples.inputs, samples.targets)[1]
 
 
 def copy_modes(model: nn.Module, twin: nn.Module) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from esper.config.checks import as_number
-from esper.errors import BadDataError, ConfigError, did_you_mean, type_of
+from esper.config.checks import as_number, check
+from esper.errors import BadDataError, ConfigError, blame_user_code, summarize_error
+from esper.formatting import many
 from esper.growing.batches import Batch, Batches
 from esper.growth.sites import describe
 from esper.modes import evaluation_mode
 from esper.populations.host_data import sample_means
 from esper.tasks import Metric
 
-METRICS = ("accuracy", "mse", "r2", "loss")
+MetricName = Literal["accuracy", "mse", "r2", "loss"]
 
 REGRESSION = ("mse", "r2")
 """Metrics that say that targets are numbers to predict, whatever they look like."""
@@ -36,22 +37,19 @@ IGNORED = -100
 
 def output_of(outputs: Any) -> Tensor | None:
     """Return the predictions among a model's outputs: a tensor, or ``logits``; None if unclear."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    if isinstance(outputs, Mapping):
-        found: Any = cast(Mapping[str, Any], outputs).get("logits")
-        return found if isinstance(found, Tensor) else None
-    found = getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) else None
+    return outputs if isinstance(outputs, Tensor) else _entry(outputs, "logits")
 
 
 def own_loss_of(outputs: Any) -> Tensor | None:
     """Return the loss that a model computes itself, as those of Transformers do."""
-    if isinstance(outputs, Mapping):
-        found: Any = cast(Mapping[str, Any], outputs).get("loss")
-    else:
-        found = getattr(outputs, "loss", None)
-    return found if isinstance(found, Tensor) and found.numel() == 1 else None
+    found = _entry(outputs, "loss")
+    return found if found is not None and found.numel() == 1 else None
+
+
+def _entry(outputs: Any, name: str) -> Tensor | None:
+    is_mapping = isinstance(outputs, Mapping)
+    found: Any = cast(Any, outputs).get(name) if is_mapping else getattr(outputs, name, None)
+    return found if isinstance(found, Tensor) else None
 
 
 @dataclass
@@ -68,10 +66,16 @@ class Totals:
     squares: float = 0.0
 
     @property
-    def variance(self) -> float:
-        """Variance of the targets of a regression, of which there are ``n``."""
+    def mean(self) -> float:
+        """The mean of the metric; NaN without any."""
+        return self.metric / self.n if self.n else math.nan
+
+    @property
+    def share_explained(self) -> float:
+        """R²: the share of the variance of the targets that predictions explain."""
         mean = self.targets / max(1.0, self.n)
-        return max(0.0, self.squares / max(1.0, self.n) - mean**2)
+        variance = max(0.0, self.squares / max(1.0, self.n) - mean**2)
+        return 1.0 - self.mean / variance if variance > 0.0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,8 @@ class Objective:
     """Whether a lower metric is better."""
     _loss: LossFunction
     _add: Callable[[Totals, Any, Any, int], None]
-    _value: Callable[[Totals], float]
-    _score: Callable[[float, Totals], float | None]
-    scale: str = ""
-    """What the score is, in words; empty if it is the metric."""
+    _value: Callable[[Totals], float] = lambda totals: totals.mean
+    _score: Callable[[float, Totals], float | None] = lambda value, _: value
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss of a batch, a scalar."""
@@ -139,16 +141,8 @@ def make_objective(
 
     Without a loss: the model's own, if it returns one; cross-entropy for whole targets, or for a
     single output the binary one; the squared error for other targets. Without a metric: accuracy
-    for whole targets, R² for others, and the loss where the model computes it itself.
-
-    Args:
-        model: The model.
-        batch: The first batch.
-        name: The name of the data, for messages.
-        loss: The loss.
-        metric: The metric.
-        class_weights: A weight for each class, for cross-entropy.
-        all_targets: All targets, if they are in memory, which must be classes then.
+    for whole targets, R² for others, and the loss where the model computes it itself. If all
+    targets are in memory, all are checked. ``name`` is that of the data, for messages.
 
     Raises:
         BadDataError: If outputs and targets do not fit.
@@ -158,26 +152,13 @@ def make_objective(
         raise ConfigError(
             f"loss is the class {loss.__name__}; give an object of it, {loss.__name__}()."
         )
-    if loss is not None and not callable(loss):
-        raise ConfigError(
-            f"loss is {type_of(loss)}; it must be a function of outputs and targets, such as "
-            "torch.nn.CrossEntropyLoss(), or None."
-        )
+    check("loss", loss, LossFunction | None)
+    check("metric", metric, MetricName | Metric | MetricFunction | None)
     outputs = _try_model(model, batch, name)
     predictions, targets = output_of(outputs), batch.targets
     chosen = metric if metric is not None else _default_metric(loss, outputs, targets)
     if isinstance(chosen, Metric):
         return _from_metric(chosen, loss, predictions, targets, name)
-    if isinstance(chosen, str) and chosen not in METRICS:
-        raise ConfigError(
-            f"metric is {chosen!r}; it must be one of {', '.join(METRICS)}, an esper.Metric, or a "
-            f"function of outputs and targets.{did_you_mean(chosen, METRICS)}"
-        )
-    if not isinstance(chosen, str) and not callable(chosen):
-        raise ConfigError(
-            f"metric is {type_of(chosen)}; it must be one of {', '.join(METRICS)}, an "
-            "esper.Metric, or a function of outputs and targets."
-        )
     weights = _read_weights(class_weights, predictions)
     known = targets if all_targets is None else all_targets
     if loss is None and _is_whole(targets) and predictions is not None:
@@ -190,12 +171,16 @@ def make_objective(
     if loss is not None and class_weights is not None:
         raise ConfigError("class_weights are given with a loss; give the loss its weights instead.")
     _try_loss(function, outputs, targets, name)
-    if callable(chosen) and not isinstance(chosen, str):
-        as_number("what the metric returns", chosen(outputs, targets))
+    if not isinstance(chosen, str):
+        try:
+            found = chosen(outputs, targets)
+        except Exception as error:
+            blame_user_code(BadDataError, error, "the metric", f"on a batch of {name}.")
+        as_number("what the metric returns", found)
         return _from_function(chosen, function)
     if chosen != "loss" and predictions is None:
         raise _unclear(outputs, name)
-    return _MAKERS[str(chosen)](function)
+    return _make_named(chosen, function)
 
 
 def _try_model(model: nn.Module, batch: Batch, name: str) -> Any:
@@ -204,9 +189,10 @@ def _try_model(model: nn.Module, batch: Batch, name: str) -> Any:
             return batch.run(model)
     # A user's model may raise anything.
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         shown = ", ".join(map(describe, (*batch.args, *batch.kwargs.values())))
-        raise BadDataError(f"the model fails on a batch of {name}, {shown}: {reason}") from error
+        raise BadDataError(
+            f"the model fails on a batch of {name}, {shown}: {summarize_error(error)}"
+        ) from error
 
 
 def _try_loss(function: LossFunction, outputs: Any, targets: Any, name: str) -> None:
@@ -215,10 +201,9 @@ def _try_loss(function: LossFunction, outputs: Any, targets: Any, name: str) -> 
     except BadDataError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise BadDataError(
             f"the loss fails on outputs {describe(outputs)} and targets {describe(targets)} of "
-            f"{name}: {reason}"
+            f"{name}: {summarize_error(error)}"
         ) from error
     if not isinstance(found, Tensor) or found.numel() != 1:
         raise BadDataError(
@@ -331,21 +316,19 @@ def _require_alike(predictions: Tensor, targets: Tensor, name: str) -> None:
         )
 
 
-def _require_range(targets: Tensor, n_classes: int, name: str, *, is_single: bool = False) -> None:
+def _require_range(targets: Tensor, n_classes: int, name: str, *, is_single: bool) -> None:
     wanted = targets[targets != IGNORED]
     if not wanted.numel():
         return
-    least, most = int(wanted.min()), int(wanted.max())
-    if least < 0 or most >= n_classes:
-        wrong = least if least < 0 else most
+    minimum, maximum = int(wanted.min()), int(wanted.max())
+    if minimum < 0 or maximum >= n_classes:
+        wrong, n_outputs = minimum if minimum < 0 else maximum, 1 if is_single else n_classes
+        allowed = f"in 0..{n_classes - 1}, or {IGNORED} to be ignored."
         if is_single:
-            raise BadDataError(
-                f"a target of {name} is {wrong}; the model has one output, so whole targets must "
-                "be 0 or 1. For regression, give them as floating-point numbers, or give a loss."
-            )
+            allowed = "0 or 1. For regression, give them as floats, or give a loss."
         raise BadDataError(
-            f"a target of {name} is {wrong}; the model has {n_classes} outputs, so targets must "
-            f"be in 0..{n_classes - 1}, or {IGNORED} to be ignored."
+            f"a target of {name} is {wrong}; the model has {many(n_outputs, 'output')}, so whole "
+            f"targets must be {allowed}"
         )
 
 
@@ -362,17 +345,6 @@ def _read_weights(given: Any, predictions: Tensor | None) -> Tensor | None:
             "at least 0, one for each class."
         )
     return weights
-
-
-LOSS_SCALE = "how much lower the loss is than before training, as a share"
-"""What the score of a loss is, in words."""
-
-
-def scale_of(metric: Metric) -> str:
-    """Return what the score of a metric is, in words; empty if it is the metric."""
-    if (metric.worst, metric.best) == (0.0, 1.0):
-        return ""
-    return f"0 at {metric.worst:.4g} and 1 at {metric.best:.4g} {metric.name}"
 
 
 def _from_metric(
@@ -392,14 +364,9 @@ def _from_metric(
 
     function = loss or mean_loss
     _try_loss(function, predictions, targets, name)
+    is_low = metric.best < metric.worst
     return Objective(
-        metric=metric.name,
-        is_better_low=metric.best < metric.worst,
-        _loss=function,
-        _add=add,
-        _value=_mean,
-        _score=lambda value, _: float(metric.score(value)),
-        scale=scale_of(metric),
+        metric.name, is_low, function, add, _score=lambda value, _: float(metric.score(value))
     )
 
 
@@ -408,39 +375,40 @@ def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
         totals.metric += as_number("what the metric returns", metric(outputs, targets)) * size
         totals.n += size
 
-    return Objective(
-        metric=getattr(metric, "__name__", type(metric).__name__),
-        is_better_low=False,
-        _loss=loss,
-        _add=add,
-        _value=_mean,
-        _score=lambda value, _: value,
-    )
+    return Objective(getattr(metric, "__name__", type(metric).__name__), False, loss, add)
 
 
-def _mean(totals: Totals) -> float:
-    return totals.metric / totals.n if totals.n else math.nan
+def _make_named(metric: str, loss: LossFunction) -> Objective:
+    """Return the objective of a metric that is given by its name."""
+    match metric:
+        case "accuracy":
+            return Objective(metric, False, loss, _add_hits)
+        case "r2":
+            return Objective(metric, False, loss, _add_errors, lambda sums: sums.share_explained)
+        case "mse":
+            return Objective(
+                metric, True, loss, _add_errors, _score=lambda _, totals: totals.share_explained
+            )
+        case _:  # the totals have the loss already, which has no scale
+            return Objective(
+                metric,
+                True,
+                loss,
+                _add=lambda totals, outputs, targets, size: None,
+                _value=lambda totals: totals.loss / totals.n_samples,
+                _score=lambda value, totals: None,
+            )
 
 
-def _accuracy(loss: LossFunction) -> Objective:
-    def add(totals: Totals, outputs: Any, targets: Any, _: int) -> None:
-        predictions = _require_output(outputs)
-        if _is_single(predictions, targets):
-            found = (predictions.reshape(targets.shape) > 0).long()
-        else:
-            found = predictions.argmax(-1)
-        counted = targets != IGNORED
-        totals.metric += float(((found == targets) & counted).sum())
-        totals.n += float(counted.sum())
-
-    return Objective(
-        metric="accuracy",
-        is_better_low=False,
-        _loss=loss,
-        _add=add,
-        _value=_mean,
-        _score=lambda value, _: value,
-    )
+def _add_hits(totals: Totals, outputs: Any, targets: Any, _: int) -> None:
+    predictions = _require_output(outputs)
+    if _is_single(predictions, targets):
+        found = (predictions.reshape(targets.shape) > 0).long()
+    else:
+        found = predictions.argmax(-1)
+    counted = targets != IGNORED
+    totals.metric += float(((found == targets) & counted).sum())
+    totals.n += float(counted.sum())
 
 
 def _add_errors(totals: Totals, outputs: Any, targets: Any, _: int) -> None:
@@ -450,51 +418,3 @@ def _add_errors(totals: Totals, outputs: Any, targets: Any, _: int) -> None:
     totals.n += wanted.numel()
     totals.squares += float(wanted.square().sum())
     totals.targets += float(wanted.sum())
-
-
-def _share_explained(error: float, totals: Totals) -> float:
-    """Return R²: the share of the targets' variance that predictions explain."""
-    return 1.0 - error / totals.variance if totals.variance > 0.0 else math.nan
-
-
-def _mse(loss: LossFunction) -> Objective:
-    return Objective(
-        metric="mse",
-        is_better_low=True,
-        _loss=loss,
-        _add=_add_errors,
-        _value=_mean,
-        _score=_share_explained,
-        scale="R²",
-    )
-
-
-def _r2(loss: LossFunction) -> Objective:
-    return Objective(
-        metric="r2",
-        is_better_low=False,
-        _loss=loss,
-        _add=_add_errors,
-        _value=lambda totals: _share_explained(_mean(totals), totals),
-        _score=lambda value, _: value,
-    )
-
-
-def _own_loss(loss: LossFunction) -> Objective:
-    return Objective(
-        metric="loss",
-        is_better_low=True,
-        _loss=loss,
-        _add=lambda _totals, _outputs, _targets, _size: None,
-        _value=lambda totals: totals.loss / max(1, totals.n_samples),
-        _score=lambda _value, _totals: None,
-        scale=LOSS_SCALE,
-    )
-
-
-_MAKERS: dict[str, Callable[[LossFunction], Objective]] = {
-    "accuracy": _accuracy,
-    "mse": _mse,
-    "r2": _r2,
-    "loss": _own_loss,
-}

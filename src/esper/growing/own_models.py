@@ -21,20 +21,14 @@ from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.environment import EpisodeResults
 from esper.errors import ConfigError, did_you_mean, type_of
 from esper.growing.batches import Batch, Batches
+from esper.growing.decisions import OnStep
 from esper.growing.grower import Grower
-from esper.growing.grown import (
-    Grown,
-    GrowthSummary,
-    expected_gain,
-    expected_score,
-    germination_epochs,
-)
+from esper.growing.grown import Grown, GrowthSummary, germination_epochs
 from esper.growing.measuring import copy_modes
 from esper.growing.objectives import Objective
 from esper.growing.progress import EpochProgress
 from esper.growing.slots import copy_model, place_slots, require_trainable
-from esper.growing.timeline import OnStep, Timeline
-from esper.growing.training_loop import Limits, Rebuilt, TrainingLoop
+from esper.growing.training_loop import ExportedEpoch, Limits, TrainingLoop
 from esper.growth.dry_run import batch_size_of, first_samples
 from esper.growth.export import export
 from esper.growth.footprint import training_step_flops
@@ -132,7 +126,7 @@ class OwnModel:
         fractions: Sequence[float] | None,
     ) -> tuple[nn.Module, AnyController]:
         """Add slots to a copy of the model; return the given model exported, and the controller."""
-        is_progressive = controller == PROGRESSIVE
+        is_progressive = isinstance(controller, str) and controller == PROGRESSIVE
         saved = find_saved(controller)
         place_slots(
             model,
@@ -171,10 +165,10 @@ class OwnModel:
         }
 
     def _result(self, loop: TrainingLoop, template: nn.Module) -> Grown:
-        grower, kept = loop.grower, loop.kept
-        before = loop.before
+        grower, kept, before = loop.grower, loop.kept, loop.before
+        first = loop.timeline[0] if loop.timeline else None
         was_kept = kept.epoch > 0 and self.objective.is_better(kept.evaluation.value, before.value)
-        rebuilt = kept.rebuild(self.given) if was_kept else Rebuilt(template, ())
+        rebuilt = kept.rebuild(self.given) if was_kept else ExportedEpoch(template, ())
         model, seeds = rebuilt.model, rebuilt.seeds
         copy_modes(self.given, model)
         for parameter in model.parameters():
@@ -199,24 +193,18 @@ class OwnModel:
             max_parameters=self.max_parameters if grower.was_limited else None,
             was_kept=was_kept,
             controller=grower.controller_name,
+            expected_gain=first.value if first and first.is_gain else None,
+            has_costs=self.plan.flop_price > 0.0,
             seconds=loop.seconds,
             total_flops=grower.flops,
             stopped=loop.stopped,
             problems=tuple(loop.problems),
         )
-        results = self._episode(loop, summary)
         return Grown(
             model=model,
-            timeline=Timeline(loop.timeline),
-            summary=replace(
-                summary,
-                expected_score=expected_score(loop.timeline, results),
-                expected_gain=expected_gain(loop.timeline),
-                has_costs=self.plan.flop_price > 0.0,
-                score=float(results.scores[0]),
-                scale=self.objective.scale,
-            ),
-            results=results,
+            timeline=loop.timeline,
+            summary=summary,
+            results=self._episode(loop, summary),
             sample=self._sample(),
             trace=grower.trace,
         )
@@ -285,23 +273,18 @@ def copy_all(model: nn.Module, optimizer: Any, scheduler: Any) -> tuple[nn.Modul
             "scheduler belongs to an optimizer; give that too, or give a function of an optimizer "
             "that returns the scheduler."
         )
-    memo: dict[int, Any] = {}
-    given = _copy(model, memo)
-    if isinstance(optimizer, Optimizer):
-        optimizer = copy.deepcopy(optimizer, memo)
-        scheduler = copy.deepcopy(scheduler, memo) if hasattr(scheduler, "step") else scheduler
-    return given, GivenOptimizer(optimizer, scheduler)
-
-
-def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Return a copy of a model; reject one without trainable parameters."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is {type_of(model)}; it must be a torch.nn.Module, or a task.")
     require_growable(model)
     require_trainable(model)
     size = count_parameters(model)
     require_memory(BYTES_PER_WEIGHT * size, hosts=1, parameters=size)
-    return copy_model(model, memo)
+    memo: dict[int, Any] = {}
+    given = copy_model(model, memo)
+    if isinstance(optimizer, Optimizer):
+        optimizer = copy.deepcopy(optimizer, memo)
+        scheduler = copy.deepcopy(scheduler, memo) if hasattr(scheduler, "step") else scheduler
+    return given, GivenOptimizer(optimizer, scheduler)
 
 
 def read_settings(
@@ -309,10 +292,7 @@ def read_settings(
 ) -> PopulationConfig:
     """Return the training settings; reject unknown ones.
 
-    Args:
-        options: The settings by name.
-        optimizer: The optimizer, or its name.
-        arguments: Names that an unknown setting may be a misspelling of, too.
+    ``arguments`` are names that an unknown setting may be a misspelling of, too.
     """
     known = [field.name for field in fields(PopulationConfig)]
     for name in options:

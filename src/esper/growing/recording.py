@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -19,18 +18,18 @@ import torch
 from torch import nn
 
 from esper.config.growth import Budget
-from esper.config.run import MOST_THREADS, OWN_TRAINING, RunConfig
-from esper.environment.episodes import SlotOutcome
+from esper.config.memory import used_memory
+from esper.config.run import MAX_THREADS, OWN_TRAINING, RunConfig
+from esper.environment.rewards import REWARD_TERMS
 from esper.errors import EsperError, RunError, StorageError, TelemetryError
 from esper.formatting import many
 from esper.growing.decisions import Decision, Trace
 from esper.growing.growing_model import GrowingModel
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, choice_names
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.storage.run_folder import RunFolder
 from esper.tamiyo.controllers.learned import choice_probabilities
 from esper.telemetry import TelemetryWarning, TelemetryWriter, open_run
-from esper.telemetry.memory import used_memory
 from esper.telemetry.records import (
     EpisodeRecord,
     GovernorRecord,
@@ -40,19 +39,13 @@ from esper.telemetry.records import (
     StepRecord,
 )
 from esper.training.records import run_record
-from esper.training.step_records import (
-    TERM_COLUMNS,
-    log_probability,
-    pack_choices,
-    seed_events,
-    slots_as_text,
-)
+from esper.training.step_records import log_probability, pack_choices, seed_events
 
 UNKNOWN_CHOICE = -1
 """The choice of a head in an epoch before which the controller was not asked."""
 
-_UNKNOWN_TERMS: dict[str, Any] = dict.fromkeys(TERM_COLUMNS.values(), math.nan)
-"""The terms of a reward that there is none of."""
+_UNKNOWN_TERMS: dict[str, Any] = dict.fromkeys(REWARD_TERMS, math.nan)
+"""Reward terms that are always 0 here."""
 
 _PLACE = {"env": 0, "episode": 0}
 """A run of the user's own has one host and one episode."""
@@ -72,7 +65,7 @@ class Recording:
         self._config = config
         self._first_seconds = time.monotonic()
         self._stack = ExitStack()
-        self._slots: SlotOutcome | None = None
+        self._slots: SlotArrays | None = None
         """The slots after the last epoch; None before the first."""
         self._probabilities: dict[str, list[float | None]] = {}
         self._last: tuple[int, Decision] | None = None
@@ -104,11 +97,7 @@ class Recording:
         self._probabilities = choice_probabilities(growth.controller) if asked else {}
 
     def add_epoch(
-        self,
-        growth: GrowingModel,
-        trace: Trace,
-        slots: SlotOutcome,
-        problems: Sequence[str],
+        self, growth: GrowingModel, trace: Trace, slots: SlotArrays, problems: Sequence[str]
     ) -> None:
         """Record an epoch; on failure, warn and stop recording instead of stopping the training.
 
@@ -125,19 +114,16 @@ class Recording:
             rate = growth.learning_rate
             before = trace[-2] if len(trace) > 1 else None
             if self._slots is None:
-                self._slots = _empty(slots)
+                self._slots = SlotArrays.blank(*slots.stage.shape)
                 if not self._writer.describes_run():
                     hosts = {0: growth.model}
                     name = self.folder.name
                     self._writer.write(run_record(self._config, growth.slot_config, hosts, name))
-            slots.contribution[0] = self._contributions(after, slots, list(growth.slots))
             at = {"round": after.epoch, "step": after.epoch, **_PLACE}
             seed = {"draw_seed": self._config.seed}
             records: list[Record] = [self._step_record(growth, at, before, after, slots)]
-            events = seed_events(
-                lambda _: at | seed, [after.epoch], [growth.slot_config], self._slots, slots
-            )
-            records += [SeedEventRecord(**values) for values in events]
+            events = seed_events(np.array([after.epoch]), [growth.slot_config], self._slots, slots)
+            records += [SeedEventRecord(**at, **seed, **values) for _, values in events]
             records += [
                 GovernorRecord(**at, **seed, epoch=after.epoch, reason=reason)
                 for reason in problems
@@ -189,19 +175,9 @@ class Recording:
                     f", but this Grower has trained for {epoch}; choose another folder."
                 )
             steps = [one for one in telemetry.rows(StepRecord, **_PLACE) if one.epoch <= epoch]
-        self._slots = _read_slots(steps[-1].slots)
+        self._slots = SlotArrays.from_text(steps[-1].slots)
         self._ops = Counter(Op(one.op_done).name.lower() for one in steps)
         return rows[0][0]
-
-    def _contributions(self, after: Decision, slots: SlotOutcome, names: list[str]) -> list[float]:
-        """Return what each seed contributes, as last measured; NaN if never."""
-        assert self._slots is not None, "there are slots before the epoch"
-        earlier: list[float] = self._slots.contribution[0].astype(float).tolist()
-        has_seed = (slots.blueprint[0] >= 0).tolist()
-        return [
-            after.contributions.get(name, known) if is_there else math.nan
-            for name, known, is_there in zip(names, earlier, has_seed, strict=True)
-        ]
 
     def _step_record(
         self,
@@ -209,7 +185,7 @@ class Recording:
         at: dict[str, int],
         before: Decision | None,
         after: Decision,
-        slots: SlotOutcome,
+        slots: SlotArrays,
     ) -> StepRecord:
         """Return the record of a decision and of the epoch that followed it."""
         asked = before is not None and before.choices
@@ -236,7 +212,7 @@ class Recording:
             flops=after.flops,
             value=math.nan if before is None or before.value is None else before.value,
             log_prob=log_prob,
-            slots=slots_as_text(slots)[0],
+            slots=slots.as_text()[0],
             probabilities=packed,
         )
 
@@ -257,7 +233,7 @@ class Recording:
             ep_rew_mean=None,
             ep_len_mean=None,
             score_mean=after.score,
-            static_score=None,
+            no_growth_score=None,
             flops_mean=after.flops,
             host_parameters_mean=float(after.parameters - after.seed_parameters),
             seed_parameters_mean=float(after.seed_parameters),
@@ -298,8 +274,8 @@ class Recording:
             slot_names=None,
             budget_epochs=self._config.budget.n_epochs,
             flop_price=self._config.budget.flop_price,
-            alone_scores=None,
-            alone_final_score=None,
+            no_growth_scores=None,
+            no_growth_final_score=None,
             schedule_scores=None,
             schedule_final_score=None,
         )
@@ -319,7 +295,7 @@ def own_training_config(model: nn.Module, controller: str, budget: Budget, seed:
         envs=1,
         n_steps=1,
         seed=seed,
-        threads=min(torch.get_num_threads(), MOST_THREADS),
+        threads=min(torch.get_num_threads(), MAX_THREADS),
         budget=budget,
     )
 
@@ -368,35 +344,3 @@ def _interrupt(writer: TelemetryWriter, stack: ExitStack, pid: int) -> None:
 
 def _was_refused(decision: Decision) -> bool:
     return Op[decision.op.upper()] != decision.choices[-1]
-
-
-def _empty(slots: SlotOutcome) -> SlotOutcome:
-    """Return as many slots, all of them dormant."""
-    zeros = np.zeros_like(slots.stage)
-    return SlotOutcome(
-        stage=np.full_like(zeros, Stage.DORMANT),
-        blueprint=np.full_like(zeros, -1),
-        alpha=np.zeros_like(slots.alpha),
-        contribution=np.full_like(slots.contribution, math.nan),
-        parameters=zeros,
-        n_fossils=zeros,
-        fossil_parameters=zeros,
-    )
-
-
-def _read_slots(text: str) -> SlotOutcome:
-    """Return the slots of a step's record."""
-    values: list[list[Any]] = json.loads(text)
-    columns = [
-        np.array([[math.nan if v is None else v for v in c]]) for c in zip(*values, strict=True)
-    ]
-    stage, blueprint, alpha, contribution, parameters, n_fossils, fossil_parameters = columns
-    return SlotOutcome(
-        stage=stage,
-        blueprint=blueprint,
-        alpha=alpha.astype(np.float64),
-        contribution=contribution.astype(np.float64),
-        parameters=parameters,
-        n_fossils=n_fossils,
-        fossil_parameters=fossil_parameters,
-    )

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from esper.config.growth import GrowthConfig
-from esper.errors import ConfigError, SlotError, UnsupportedHostError
+from esper.errors import ConfigError, SlotError, UnsupportedHostError, summarize_error
 from esper.growth.export.composition import require_composable
 from esper.growth.host_slots import own_slots, remove_slots, slot_config_for, slots, unwrapped
 from esper.growth.placement import (
@@ -19,41 +19,20 @@ from esper.growth.placement import (
     SlotProposals,
     add_slots,
     attach_slots,
-    do_clash,
     find_slots,
+    overlap,
 )
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite
-from esper.growth.slot_lives import SlotLives
+from esper.growth.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 
-MOST_SLOTS = 12
+MAX_SLOTS = 12
 """Most slots that are chosen automatically: as many as controllers are trained with."""
 
 
 DEPTH_SHARE = 3
 """If there are too many places, one in so many of the chosen ones is a residual block."""
-
-
-def copy_with_slots(
-    model: nn.Module, at: Sequence[str] | None, sample: Tensor, *, for_depth: bool = False
-) -> nn.Module:
-    """Return a copy of a model with empty slots.
-
-    Args:
-        model: Any module, which is not changed.
-        at: The blocks to put slots around; None for the model's own slots or, if it has none,
-            for those of :func:`choose_slots`.
-        sample: A few inputs.
-        for_depth: Whether to choose residual blocks only.
-
-    Raises:
-        SlotError: If the model has no place for a slot, or a slot is in use.
-        UnsupportedHostError: If it cannot be copied, or a seed in a slot could not be exported.
-    """
-    twin = copy_model(model)
-    place_slots(twin, at, sample, for_depth=for_depth)
-    return twin
 
 
 def place_slots(
@@ -65,7 +44,15 @@ def place_slots(
     growth_config: GrowthConfig | None = None,
     seed: int = 0,
 ) -> None:
-    """Add empty slots to a model, in place; see :func:`copy_with_slots`."""
+    """Add empty slots to a model, in place, given a few inputs.
+
+    They are around the blocks ``at``; if that is None, where :func:`choose_slots` says, unless the
+    model has its own. ``for_depth`` chooses residual blocks only.
+
+    Raises:
+        SlotError: If the model has no place for a slot, or a slot is in use.
+        UnsupportedHostError: If a seed in a slot could not be exported.
+    """
     options: dict[str, Any] = {"growth_config": growth_config, "seed": seed}
     if own_slots(model) is not None:
         _require_empty(model, at)
@@ -87,7 +74,12 @@ def place_slots(
                 for each in found
                 if each.site.identity is not None and each.place != ProposalKind.STACK
             )
-            _require_residual(model, found)
+            if not found:
+                raise SlotError(
+                    f"no block of this {type(model).__name__} is residual, so it cannot get "
+                    "deeper; give a target in parameters, or name a block with at=[...] to see "
+                    "why it is not."
+                )
         add_slots(model, choose_slots(found, for_depth=for_depth), sample, **options)
         _reserve_for_depth(model, **options)
     for slot in slots(model).values():
@@ -119,7 +111,7 @@ def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
     if proposal.site.pair is not None:
         return True
     block = model.get_submodule(proposal.name)
-    slot = SeedSlot(proposal.site, block, SlotLives(slot_config_for([proposal.site], None)))
+    slot = SeedSlot(proposal.site, block, SlotStates(slot_config_for([proposal.site], None)))
     try:
         require_composable(slot)
     except UnsupportedHostError:
@@ -137,10 +129,9 @@ def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
         twin = copy.deepcopy(unwrapped(model), memo)
     # A user's model may raise anything.
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise UnsupportedHostError(
-            f"this {type(model).__name__} cannot be copied ({reason}); copy.deepcopy(model) must "
-            "work, because a copy is grown."
+            f"this {type(model).__name__} cannot be copied: {summarize_error(error)}; "
+            "copy.deepcopy(model) must work, because a copy is grown."
         ) from error
     for parameter in twin.parameters():
         parameter.grad = None
@@ -160,16 +151,8 @@ def require_trainable(model: nn.Module) -> None:
         )
 
 
-def _require_residual(model: nn.Module, found: SlotProposals) -> None:
-    if not found:
-        raise SlotError(
-            f"no block of this {type(model).__name__} is residual, so it cannot get deeper; give a "
-            "target in parameters, or name a block with at=[...] to see why it is not."
-        )
-
-
 def choose_slots(
-    proposals: SlotProposals, most: int = MOST_SLOTS, *, for_depth: bool = False
+    proposals: SlotProposals, maximum: int = MAX_SLOTS, *, for_depth: bool = False
 ) -> list[str]:
     """Return the proposed places that get a slot, in the model's order.
 
@@ -185,7 +168,7 @@ def choose_slots(
 
     Args:
         proposals: The places, of :func:`esper.find_slots`.
-        most: The largest number of slots.
+        maximum: The largest number of slots.
         for_depth: Whether all proposals are residual blocks. All outer ones are taken, however
             many, because a depth counts every block.
     """
@@ -198,8 +181,7 @@ def choose_slots(
     taken = {
         units
         for block in blocks
-        if (units := _units_of(block))
-        and not any(do_clash(block.site, pair.site) for pair in pairs)
+        if (units := _units_of(block)) and not any(overlap(block.site, pair.site) for pair in pairs)
     }
     inner = {_units_of(block): block for block in blocks}  # the last one with the same units
     blocks = [
@@ -211,19 +193,21 @@ def choose_slots(
     places = [each for each in (*blocks, *pairs) if each.place != ProposalKind.STACK]
     ranked = sorted(places or blocks, key=lambda each: each.rank)
     chosen = _take([], ranked, len(ranked))
-    if len(chosen) > most:
+    if len(chosen) > maximum:
         residual = [each for each in ranked if each.site.identity is not None]
-        chosen = _take(_take([], residual, most // DEPTH_SHARE), ranked, most)
+        chosen = _take(_take([], residual, maximum // DEPTH_SHARE), ranked, maximum)
     names = {each.name for each in chosen}
     return [name for name in proposals.names if name in names]
 
 
-def _take(chosen: list[SlotProposal], ranked: list[SlotProposal], most: int) -> list[SlotProposal]:
+def _take(
+    chosen: list[SlotProposal], ranked: list[SlotProposal], maximum: int
+) -> list[SlotProposal]:
     """Return the chosen places and the best ranked others that they do not exclude."""
     chosen = list(chosen)
     for proposal in ranked:
         is_free = not any(proposal is other or _exclude(proposal, other) for other in chosen)
-        if is_free and len(chosen) < most:
+        if is_free and len(chosen) < maximum:
             chosen.append(proposal)
     return chosen
 
@@ -240,7 +224,7 @@ def _exclude(proposal: SlotProposal, chosen: SlotProposal) -> bool:
     """Return whether a place gets no slot because of another that has one."""
     is_inside = proposal.name.startswith(f"{chosen.name}.")
     beside = proposal.place == chosen.place == ProposalKind.BLOCK
-    return do_clash(proposal.site, chosen.site) or (is_inside and beside)
+    return overlap(proposal.site, chosen.site) or (is_inside and beside)
 
 
 def _require_empty(model: nn.Module, at: Any) -> None:

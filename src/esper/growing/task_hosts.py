@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from esper.arrays import Integers
 from esper.config.growth import Budget
-from esper.environment import EpisodeResults, GrowthVectorEnv
-from esper.errors import ConfigError, RunError
-from esper.growing.grown import (
-    Grown,
-    GrowthSummary,
-    expected_gain,
-    expected_score,
-    germination_epochs,
-)
+from esper.environment import GrowthVectorEnv, run_episodes
+from esper.environment.episodes import StepResult
+from esper.errors import RunError
+from esper.growing.decisions import Decision, OnStep, Trace, end_note, ignore_step
+from esper.growing.grown import Grown, GrowthSummary, germination_epochs
 from esper.growing.measuring import measure
-from esper.growing.objectives import scale_of
-from esper.growing.progress import shown_progress
-from esper.growing.timeline import OnStep, ignore_step, run_episode
+from esper.growing.progress import EpochProgress
 from esper.growth.export import export
 from esper.growth.modules import count_parameters
-from esper.lifecycle.factored_actions import HEAD_NAMES
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op, decode_action
 from esper.modes import suitable_threads
 from esper.progress import ShowProgress
 from esper.tamiyo import Controller, Replay
-from esper.tasks import Task, make_task
-from esper.training.lookup import (
-    PROGRESSIVE,
-    PROGRESSIVE_GROWTH,
-    AnyController,
-    find_controller,
-)
+from esper.tamiyo.controllers.learned import expected_return, expects_gain, op_probabilities
+from esper.tasks import Task
+from esper.training.lookup import PROGRESSIVE, PROGRESSIVE_GROWTH, AnyController, find_controller
 from esper.training.run import Run
 from esper.training.setup import make_run_task, make_trial_envs
 from esper.training.trials import TRIAL_SEED, trial_parts
-
-
-def find_task(task: Task | str, options: dict[str, Any]) -> Task:
-    """Return a task by its name, or as it is given."""
-    if isinstance(task, str):
-        return make_task(task, **options)
-    if options:
-        raise ConfigError(
-            f"the options {', '.join(options)} are given with a Task; give them with the name of a "
-            "task, or change the Task."
-        )
-    return task
 
 
 def grow_task(
@@ -70,7 +49,7 @@ def grow_task(
     task = replace(task, budget=budget, growth=growth)
     envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
     decider = find_controller(controller, envs, target=target, fractions=fractions)
-    with shown_progress(progress, budget.n_epochs, "growing") as bar:
+    with EpochProgress(progress, budget.n_epochs, "growing") as bar:
         return _grow_host(envs, decider, seed, bar.wrap(on_step), largest_counts=target is not None)
 
 
@@ -94,9 +73,10 @@ def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
         )
     run.require_trusted_task(allow_code=allow_code)
     best = summary.best_host
-    parts = trial_parts(make_run_task(run.config), run.config.evaluation.n_final_episodes)
-    task = next(part.task for part in reversed(parts) if part.first <= best.number)
-    envs = make_trial_envs(run.config, task, 1, purpose="evaluation", final_split="test")
+    task = make_run_task(run.config)
+    parts = trial_parts(task, run.config.evaluation.n_final_episodes)
+    design = next(part.design for part in reversed(parts) if part.first <= best.number)
+    envs = make_trial_envs(run.config, task.designs[design], 1, is_final=True)
     actions = np.array(best.actions, np.int64).reshape(1, -1, len(HEAD_NAMES))
     return _grow_host(envs, Replay(actions), TRIAL_SEED + best.number, ignore_step)
 
@@ -113,29 +93,81 @@ def _grow_host(
     with torch.random.fork_rng(devices=[]):
         envs.reset(seed=seed)
     given = _export_host(envs)
-    population = envs.growth.population
+    population, timeline = envs.growth.population, Trace()
+
+    def record(actions: Integers, result: StepResult) -> None:
+        timeline.append(_describe(envs, controller, actions, result))
+        on_step(timeline[-1])
+
+    envs.growth.keep_states(largest_counts=largest_counts)
     flops = population.costs_of(0).training_flops(population.lives(0))
-    with suitable_threads(population.orders[0].batch_size * flops):
-        timeline, results = run_episode(
-            envs, controller, seed, on_step, largest_counts=largest_counts
-        )
-    grown, test = _export_host(envs), envs.growth.draws[0].data.test
-    before, after = (measure(one, test, envs.task.metric) for one in (given, grown))
-    summary = _summarize(
-        envs, results, controller, before=before, after=after, given=given, kept=grown
+    n_samples = population.orders[0].batch_size
+    with suitable_threads(n_samples * flops), torch.random.fork_rng(devices=[]):
+        results = run_episodes(envs, controller, seed=seed, on_step=record)
+    grown, draw = _export_host(envs), envs.growth.draws[0]
+    before, after = (measure(one, draw.data.test, envs.task.metric) for one in (given, grown))
+    lives, budget = population.lives(0).items(), envs.task.budget
+    seeds = tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
+    best_epoch = int(envs.growth.records.settled_epoch[0])
+    summary = GrowthSummary(
+        metric=envs.task.metric.name,
+        split="test",
+        before=before,
+        after=after,
+        grown=after,
+        parameters_before=count_parameters(given),
+        parameters_after=count_parameters(grown),
+        flops=float(results.flops[0]),
+        n_epochs=int(results.n_epochs[0]),
+        best_epoch=best_epoch,
+        budget_epochs=budget.n_epochs,
+        seeds=seeds,
+        germinated_after=germination_epochs(timeline, seeds, best_epoch),
+        was_kept=True,
+        controller=controller.name,
+        has_costs=budget.flop_price > 0.0 or budget.parameter_rent > 0.0,
     )
     return Grown(
         model=grown,
         timeline=timeline,
-        summary=replace(
-            summary,
-            expected_score=expected_score(timeline, results),
-            expected_gain=expected_gain(timeline),
-            germinated_after=germination_epochs(timeline, summary.seeds, summary.best_epoch),
-        ),
+        summary=summary,
         results=results,
-        sample=test.inputs[:4].clone(),
+        sample=draw.data.test.inputs[:4].clone(),
     )
+
+
+def _describe(
+    envs: GrowthVectorEnv, controller: Controller, actions: Integers, result: StepResult
+) -> Decision:
+    """Return what was decided for the only host, with how it did after the epoch."""
+    config, records = envs.slot_config, envs.growth.records
+    action, op = decode_action(actions[0], config), Op(int(result.op_done[0]))
+    best, n_grown = int(records.settled_epoch[0]), int(result.slots.grown_parameters.sum())
+    is_other = bool(result.terminated[0]) and best != records.epoch[0]
+    why = result.refusals.get(0) or result.interventions.get(0, "")
+    return Decision(
+        epoch=int(result.epoch[0]),
+        epochs=int(records.n_epochs[0]),
+        train_loss=_finite(records.train_losses[0, -1]),
+        val_loss=_finite(records.validation_losses[0, -1]),
+        score=float(result.score[0]),
+        op=op.name.lower(),
+        slot=action.slot if op not in (Op.WAIT, Op.FINISH) else "",
+        blueprint=action.blueprint if op is Op.GERMINATE else "",
+        why=why or (end_note(best) if is_other else ""),
+        probabilities=op_probabilities(controller),
+        choices=actions[0].tolist(),
+        value=expected_return(controller),
+        is_gain=expects_gain(controller),
+        parameters=int(records.n_parameters[0]) + n_grown,
+        seed_parameters=n_grown,
+        flops=float(result.flops[0]),
+        slots=result.slots.states(0, config),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _export_host(envs: GrowthVectorEnv) -> nn.Module:
@@ -144,39 +176,3 @@ def _export_host(envs: GrowthVectorEnv) -> nn.Module:
     for parameter in model.parameters():
         parameter.grad = None
     return model
-
-
-def _summarize(
-    envs: GrowthVectorEnv,
-    results: EpisodeResults,
-    controller: Controller,
-    *,
-    before: float,
-    after: float,
-    given: nn.Module,
-    kept: nn.Module,
-) -> GrowthSummary:
-    was_kept = kept is not given
-    lives = envs.growth.population.lives(0)
-    committed = tuple(
-        (slot, seed.blueprint) for slot, life in lives.items() for seed in life.committed
-    )
-    return GrowthSummary(
-        metric=envs.task.metric.name,
-        split="test",
-        before=before,
-        after=after if was_kept else before,
-        grown=after,
-        parameters_before=count_parameters(given),
-        parameters_after=count_parameters(kept),
-        flops=float(results.flops[0]),
-        n_epochs=int(results.n_epochs[0]),
-        best_epoch=int(envs.growth.records.settled_epoch[0]),
-        budget_epochs=envs.task.budget.n_epochs,
-        seeds=committed if was_kept else (),
-        was_kept=was_kept,
-        controller=controller.name,
-        score=float(results.scores[0]),
-        scale=scale_of(envs.task.metric),
-        has_costs=envs.task.budget.flop_price > 0.0 or envs.task.budget.parameter_rent > 0.0,
-    )

@@ -1,4 +1,4 @@
-"""Training a model with a Grower, keeping the epoch that validation likes best."""
+"""Training a model with a Grower, keeping the epoch with the best validation score."""
 
 from __future__ import annotations
 
@@ -8,29 +8,23 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import PositiveFloat, PositiveInt, Settings
 from esper.errors import GrowerError, UnsupportedHostError, blame_user_code
+from esper.formatting import many
 from esper.growing.batches import Batches
-from esper.growing.decisions import Decision
+from esper.growing.decisions import Decision, OnStep, Trace, end_note
 from esper.growing.grower import Grower
 from esper.growing.growing_model import relative_drop
 from esper.growing.grown import ENDED_BY_CONTROLLER
 from esper.growing.measuring import require_finite_batch
 from esper.growing.objectives import Evaluation, Objective
-from esper.growing.timeline import (
-    OnStep,
-    SlotTexts,
-    TimelineStep,
-    describe_slot_outcome,
-    end_note,
-)
 from esper.growth.export import export
 from esper.growth.host_slots import remove_slots, slots
 from esper.growth.modules import named_tensors
@@ -48,26 +42,18 @@ WORST_SCORE = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Settings):
     """When training ends, whatever comes first."""
 
     epochs: int
-    max_flops: float | None = None
-    max_seconds: float | None = None
-    patience: int | None = None
+    max_flops: PositiveFloat | None = None
+    max_seconds: PositiveFloat | None = None
+    patience: PositiveInt | None = None
     """Epochs without a better one after which training ends."""
-
-    def __post_init__(self) -> None:
-        if self.max_flops is not None:
-            require_number("max_flops", self.max_flops, above=0.0)
-        if self.max_seconds is not None:
-            require_number("max_seconds", self.max_seconds, above=0.0)
-        if self.patience is not None:
-            require_int("patience", self.patience, least=1)
 
 
 @dataclass(frozen=True)
-class Kept:
+class BestEpoch:
     """The epoch that counts so far."""
 
     epoch: int
@@ -79,7 +65,7 @@ class Kept:
     """Whether seeds that are blended in are part of it."""
     n_committed: int
 
-    def rebuild(self, template: nn.Module) -> Rebuilt:
+    def rebuild(self, template: nn.Module) -> ExportedEpoch:
         """Return the model of this epoch as a plain module, and what is part of it.
 
         Args:
@@ -98,10 +84,10 @@ class Kept:
         # A slot that is full keeps its last seed; others absorb it and can grow again.
         full = tuple(name for name, slot in grown.items() if slot.seed and slot.is_full())
         beside = tuple(name for name, slot in grown.items() if slot.is_widened_beside)
-        return Rebuilt(export(twin, committed_only=True), seeds, full, beside)
+        return ExportedEpoch(export(twin, committed_only=True), seeds, full, beside)
 
 
-class Rebuilt(NamedTuple):
+class ExportedEpoch(NamedTuple):
     """The model of an epoch."""
 
     model: nn.Module
@@ -134,7 +120,7 @@ class TrainingLoop:
         self.grower = grower
         self.objective = objective
         self.limits = limits
-        self.timeline: list[TimelineStep] = []
+        self.timeline = Trace()
         self.stopped = ""
         """Why training ended before its last epoch; empty if it did not."""
         self.seconds = 0.0
@@ -152,7 +138,7 @@ class TrainingLoop:
         self._batch_flops = grower.batch_flops
         self.before: Evaluation
         """How the model did before training."""
-        self.kept: Kept
+        self.kept: BestEpoch
 
     def run(self) -> None:
         """Train; Ctrl-C ends it after the best epoch so far."""
@@ -242,9 +228,9 @@ class TrainingLoop:
                 keeps, best = False, without
         self.kept = self._keep(best, epoch=self.grower.epoch + 1, keeps_blended=keeps)
 
-    def _keep(self, found: Evaluation, *, epoch: int, keeps_blended: bool) -> Kept:
+    def _keep(self, found: Evaluation, *, epoch: int, keeps_blended: bool) -> BestEpoch:
         tensors = {name: t.detach().clone() for name, t in named_tensors(self._model).items()}
-        return Kept(
+        return BestEpoch(
             epoch=epoch,
             evaluation=found,
             growth=json.dumps(describe_slots(self.grower.slots)),
@@ -282,38 +268,31 @@ class TrainingLoop:
         if limits.max_flops is not None and self.grower.flops >= limits.max_flops:
             self.stopped = self.stopped or f"max_flops of {limits.max_flops:.3g} was reached"
         if limits.patience is not None and epoch - self.kept.epoch >= limits.patience:
-            self.stopped = self.stopped or f"no epoch was better for {limits.patience} epochs"
+            self.stopped = (
+                self.stopped or f"no epoch was better for {many(limits.patience, 'epoch')}"
+            )
 
     def _add_step(self, before: Decision, after: Decision) -> None:
         """Add a step to the timeline: what was decided before an epoch, and its outcome."""
-        is_end = after is before
         note = after.why if self.grower.was_rolled_back else before.why
         if after.should_stop and self.kept.epoch != self.grower.epoch:
             note = note or end_note(self.kept.epoch)
-        outcome = self.grower.last_slots
-        if is_end or outcome is None:
-            fossils = {name: len(life.fossils) for name, life in self.grower.slots.lives.items()}
-            seed_parameters = after.seed_parameters
-            slots_shown: SlotTexts = {
-                "stages": {},
-                "alphas": {},
-                "fossils": {name: n for name, n in fossils.items() if n},
-            }
+        slots, n_grown = self.grower.last_slots, after.seed_parameters
+        if after is before:  # the controller ended the training: what is not committed goes
+            slots = {n: slot.without_seed() for n, slot in after.slots.items() if slot.n_fossils}
         else:  # before the next decision, which is that of the next step
-            seed_parameters = int(outcome.parameters.sum() + outcome.fossil_parameters.sum())
-            slots_shown = describe_slot_outcome(list(self.grower.slots), outcome)
-        step = TimelineStep(
+            n_grown = sum(slot.grown_parameters for slot in slots.values())
+        step = replace(
+            before,
             epoch=self.grower.epoch,
-            op=before.op,
-            slot=before.slot,
-            blueprint=before.blueprint,
-            note=note,
+            train_loss=after.train_loss,
+            val_loss=after.val_loss,
             score=after.score,
+            why=note,
+            parameters=before.parameters - before.seed_parameters + n_grown,
+            seed_parameters=n_grown,
             flops=after.flops,
-            seed_parameters=seed_parameters,
-            value=before.value,
-            is_gain=before.is_gain,
-            **slots_shown,
+            slots=slots,
         )
         self.timeline.append(step)
         self._on_step(step)
@@ -323,7 +302,7 @@ class TrainingLoop:
             "grower": self.grower.state_dict(),
             "before": asdict(self.before),
             "kept": {**vars(self.kept), "evaluation": asdict(self.kept.evaluation)},
-            "timeline": json.dumps([asdict(step) for step in self.timeline]),
+            "timeline": json.dumps(self.timeline.to_json()),
             "stopped": self.stopped,
             "seconds": time.monotonic() - self._start,
             "identity": self._identity,
@@ -344,8 +323,8 @@ class TrainingLoop:
         self.grower.load_state_dict(state["grower"])
         self.before = Evaluation(**state["before"])
         kept: dict[str, Any] = state["kept"]
-        self.kept = Kept(evaluation=Evaluation(**kept.pop("evaluation")), **kept)
-        self.timeline = [TimelineStep(**step) for step in json.loads(state["timeline"])]
+        self.kept = BestEpoch(evaluation=Evaluation(**kept.pop("evaluation")), **kept)
+        self.timeline = Trace.from_json(json.loads(state["timeline"]))
         self.stopped, self.seconds = state["stopped"], float(state["seconds"])
         self._start = time.monotonic() - self.seconds
 

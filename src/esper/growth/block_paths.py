@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.growth.dry_run import Call, recorded_calls
+from esper.growth.dry_run import Call, hooked, recorded_calls
 from esper.growth.modules import named_modules
 from esper.growth.sites import ACTIVATIONS, BlockPath, ConvShape
 from esper.modes import evaluation_mode
@@ -71,7 +71,8 @@ def _connected_paths(leaves: dict[str, nn.Module], calls: Calls, x: Tensor) -> l
             if second == first or type(layer_2) is not type(layer) or not _is_plain_layer(layer_2):
                 continue
             activation = _activation_between(leaves, calls, hidden, second_call)
-            if activation is not None and _units_in(layer_2) == _units_out(layer):
+            n_units = cast(Tensor, layer.weight).shape[0]
+            if activation is not None and cast(Tensor, layer_2.weight).shape[1] == n_units:
                 found.append(_describe(leaves, first, norm, activation, second))
     return found
 
@@ -87,14 +88,6 @@ def _is_plain_layer(layer: nn.Module) -> bool:
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
     )
-
-
-def _units_out(layer: nn.Module) -> int:
-    return cast(Tensor, layer.weight).shape[0]
-
-
-def _units_in(layer: nn.Module) -> int:
-    return cast(Tensor, layer.weight).shape[1]
 
 
 def _reads(call: Call, tensor: Tensor) -> bool:
@@ -180,7 +173,7 @@ def _is_added_to_output(
         recorded.append(output.clone())
         return output
 
-    before = _run_with_edits(block, call, {second: record})
+    before = _run_with_edits(block, leaves, call, {path.second: record})
     if len(recorded) != 1 or recorded[0].shape != before.shape:
         return False
     with torch.no_grad():
@@ -188,12 +181,12 @@ def _is_added_to_output(
     # Large enough to reveal a batch norm after the layer, even one close to the identity.
     scale = 16.0 * before.abs().max().clamp_min(1.0).item()
     noise = scale * _noise_like(before)
-    after = _run_with_edits(block, call, {second: lambda output: output + noise})
-    pinned = _run_with_edits(
-        block,
-        call,
-        {first: lambda output: output + _noise_like(output), second: lambda _: recorded[0].clone()},
-    )
+    after = _run_with_edits(block, leaves, call, {path.second: lambda y: y + noise})
+    edits: dict[str, Callable[[Tensor], Tensor]] = {
+        path.first: lambda y: y + _noise_like(y),
+        path.second: lambda _: recorded[0].clone(),
+    }
+    pinned = _run_with_edits(block, leaves, call, edits)
     return (
         _is_close(expected, recorded[0])
         # The noise has both signs, which reveals an activation after the layer.
@@ -203,19 +196,18 @@ def _is_added_to_output(
 
 
 def _run_with_edits(
-    block: nn.Module, call: Call, edits: dict[nn.Module, Callable[[Tensor], Tensor]]
+    block: nn.Module,
+    leaves: dict[str, nn.Module],
+    call: Call,
+    edits: dict[str, Callable[[Tensor], Tensor]],
 ) -> Tensor:
     """Return the block's output while the outputs of some of its layers are edited."""
-    handles = [
-        layer.register_forward_hook(lambda _, __, output, edit=edit: edit(output))
-        for layer, edit in edits.items()
-    ]
-    try:
-        with torch.no_grad():
-            return block(*call.args, **call.kwargs).clone()
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def edit(name: str, _: nn.Module, __: Any, ___: Any, output: Tensor) -> Tensor:
+        return edits[name](output)
+
+    with hooked({name: leaves[name] for name in edits}, after=edit), torch.no_grad():
+        return block(*call.args, **call.kwargs).clone()
 
 
 def _noise_like(tensor: Tensor) -> Tensor:
@@ -240,7 +232,7 @@ def _describe(
         second=second,
         norm=norm,
         activation=activation,
-        hidden=_units_out(layer),
+        hidden=cast(Tensor, layer.weight).shape[0],
         has_first_bias=getattr(layer, "bias", None) is not None,
         norm_eps=norm_layer.eps if has_norm else 1e-5,
         norm_momentum=(norm_layer.momentum or 0.0) if has_norm else 0.1,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -94,29 +95,48 @@ def batch_size_of(sample_input: Any) -> int:
 
 
 @contextmanager
+def hooked(
+    modules: Mapping[str, nn.Module],
+    *,
+    before: Callable[..., Any] | None = None,
+    after: Callable[..., Any] | None = None,
+) -> Generator[None]:
+    """Call functions around each call of the named modules, inside the context.
+
+    Args:
+        modules: The modules by name.
+        before: A function of the name, the module and its arguments (``args, kwargs``).
+        after: One that gets the output too; what it returns, unless None, replaces the output.
+    """
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            if before is not None:
+                hook = partial(before, name)
+                handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+                stack.callback(handle.remove)
+            if after is not None:
+                hook = partial(after, name)
+                stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
 def recorded_calls(modules: Mapping[str, nn.Module]) -> Generator[dict[str, list[Call]]]:
     """Record every call of the named modules inside the context."""
     calls: dict[str, list[Call]] = {name: [] for name in modules}
     versions: dict[str, list[dict[int | str, int]]] = {name: [] for name in modules}
-    handles: list[Any] = []
-    for name, module in modules.items():
 
-        def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            tensors = Call(args, kwargs, None, {}).tensors()
-            # Inference-mode tensors have no version counter.
-            counts = {key: -1 if t.is_inference() else t._version for key, t in tensors.items()}
-            versions[name].append(counts)
+    def before(name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+        tensors = Call(args, kwargs, None, {}).tensors()
+        # Inference-mode tensors have no version counter.
+        counts = {key: -1 if t.is_inference() else t._version for key, t in tensors.items()}
+        versions[name].append(counts)
 
-        def after(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-            calls[name].append(Call(args, kwargs, output, versions[name].pop()))
+    def after(name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls[name].append(Call(args, kwargs, output, versions[name].pop()))
 
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, with_kwargs=True))
-    try:
+    with hooked(modules, before=before, after=after):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def record_calls(

@@ -34,8 +34,6 @@ class Footprint:
     """FLOPs of one forward pass of the sample, including seeds."""
     training_step_flops: int
     """FLOPs of one forward and backward pass of the sample, including seeds."""
-    seed_forward_flops: dict[str, int]
-    """Share of each seed in ``forward_flops``, by slot."""
 
     @property
     def parameters(self) -> int:
@@ -50,17 +48,13 @@ class Footprint:
         )
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return flop_counter.sdpa_flop_count(query, key, value)
-
-
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return flop_counter.sdpa_backward_flop_count(grad, query, key, value)
-
-
-CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+CPU_ATTENTION: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda *shapes, **_: flop_counter.sdpa_flop_count(*shapes[:3])
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda *shapes, **_: flop_counter.sdpa_backward_flop_count(*shapes[:4])
+    ),
 }
 """FLOPs of attention on CPUs, which torch's counter knows on GPUs alone."""
 
@@ -87,22 +81,16 @@ def footprint(model: nn.Module, sample_input: SampleInput) -> Footprint:
         (67, 112)
     """
     grown: Mapping[str, SeedSlot] = own_slots(model) or {}
-    total = count_parameters(model)
-    seeds: dict[str, int] = {}
-    seed_flops: dict[str, int] = {}
-    forward = forward_flops(model, sample_input)
-    for name, slot in grown.items():
-        if slot.seed is None:
-            continue
-        seeds[name] = count_parameters(slot.seed) + count_parameters(slot.gate)
-        with slot.switched_off():
-            seed_flops[name] = forward - forward_flops(model, sample_input)
+    seeds = {
+        name: sum(parameter.numel() for parameter in slot.seed_parameters())
+        for name, slot in grown.items()
+        if slot.seed is not None
+    }
     return Footprint(
-        host_parameters=total - sum(seeds.values()),
+        host_parameters=count_parameters(model) - sum(seeds.values()),
         seed_parameters=seeds,
-        forward_flops=forward,
+        forward_flops=forward_flops(model, sample_input),
         training_step_flops=training_step_flops(model, sample_input),
-        seed_forward_flops=seed_flops,
     )
 
 
@@ -139,50 +127,20 @@ def training_step_flops(model: nn.Module, sample_input: SampleInput) -> int:
 
 
 class TrainingMeter:
-    """Adds up the FLOPs of a model's training.
-
-    FLOPs per sample are counted again only when the slots have changed.
-
-    Examples:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> x = torch.randn(32, 4)
-        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
-        >>> meter = esper.TrainingMeter(model, x)
-        >>> meter.add_training(100)  # samples
-        >>> meter.total_flops
-        27200.0
-    """
+    """The FLOPs of training a model, counted again only when its slots have changed."""
 
     def __init__(self, model: nn.Module, sample_input: SampleInput) -> None:
         self.model = model
-        self.total_flops = 0.0
         self._sample = sample_input
-        self._counted: tuple[Any, float, float] | None = None
-
-    def __repr__(self) -> str:
-        return f"TrainingMeter({self.total_flops:,.0f} FLOPs)"
-
-    def add_training(self, n_samples: int) -> None:
-        """Add the FLOPs of training on ``n_samples`` samples."""
-        self.total_flops += n_samples * self._per_sample()[1]
-
-    def add_evaluation(self, n_samples: int) -> None:
-        """Add the FLOPs of evaluating ``n_samples`` samples."""
-        self.total_flops += n_samples * self._per_sample()[0]
+        self._counted: tuple[Any, float] | None = None
 
     def training_flops(self) -> float:
         """Return the FLOPs of training the model as it is on one sample."""
-        return self._per_sample()[1]
-
-    def _per_sample(self) -> tuple[float, float]:
-        lives = slots(self.model).lives.items()
         key = [
             (life.stage, life.blueprint, life.style, life.alpha > 0.0, life.fossils)
-            for _, life in lives
+            for _, life in slots(self.model).lives.items()
         ]
         if self._counted is None or self._counted[0] != key:
-            n = batch_size_of(self._sample)
-            forward = forward_flops(self.model, self._sample) / n
-            step = training_step_flops(self.model, self._sample) / n
-            self._counted = (key, forward, step)
-        return self._counted[1], self._counted[2]
+            flops = training_step_flops(self.model, self._sample)
+            self._counted = key, flops / batch_size_of(self._sample)
+        return self._counted[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from esper.arrays import Floats
 from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
-from esper.growth.host_slots import HostSlots, SlotState, slots, unwrapped
+from esper.growth.host_slots import HostSlots, SlotSnapshot, slots, unwrapped
 from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
 from esper.growth.ranks import Call, Ranks
@@ -80,33 +80,6 @@ class LossWatch:
         self.n_calm[hosts] += 1.0
         self.n_outliers[hosts] = 0.0
 
-    def add_all(self, losses: list[float], host: int) -> bool:
-        """Record the losses of one host in turn; change nothing and return False if one is bad.
-
-        The same as :meth:`limits` and :meth:`add` for each, in a fraction of the time.
-        """
-        config = self.config
-        count, mean, variance, first, n_calm, n_outliers = self.get_state(host)
-        for loss in losses:
-            rise = config.outlier_deviations * math.sqrt(variance)
-            rise = max(rise, (config.outlier_factor - 1.0) * abs(mean), config.outlier_floor)
-            if n_calm < config.warmup_losses:
-                n_widenings = min(max(n_outliers, 1.0), MAX_WIDENINGS)
-                wide = max(first, config.outlier_floor)
-                factor = config.warmup_factor ** np.array([n_widenings])  # as for many hosts
-                rise = max(rise, wide * float(factor[0]))
-            if not loss <= mean + rise:  # not a number, or too large
-                return False
-            if count == 0.0:
-                first = abs(loss)
-            weight = max(1.0 / (count + 1.0), 1.0 - config.memory)
-            change = loss - mean
-            mean += weight * change
-            variance = (1.0 - weight) * (variance + weight * (change * change))
-            count, n_calm, n_outliers = count + 1.0, n_calm + 1.0, 0.0
-        self.set_state([count, mean, variance, first, n_calm, n_outliers], host)
-        return True
-
     def judge(self, loss: float, host: int = 0) -> str | None:
         """Return why a loss is bad, or None if it is not; outliers widen the bound."""
         if not math.isfinite(loss):
@@ -170,7 +143,7 @@ class _Snapshot:
     """The parameters and settings of each group of each optimizer."""
     moments: list[dict[Tensor, dict[str, Any]]]
     """The state of each parameter, for each optimizer."""
-    slots: dict[str, SlotState]
+    slots: dict[str, SlotSnapshot]
     n_germinated: int
 
 
@@ -246,15 +219,11 @@ class Governor:
         self.slots.listeners.append(self._on_change)
         self.slots.action_listeners.append(self._on_action)
 
-    def step(
-        self, loss: Tensor, *, before_update: Callable[[], object] | None = None
-    ) -> GovernorReport | None:
+    def step(self, loss: Tensor) -> GovernorReport | None:
         """Run the backward pass and update the parameters, or roll the model back.
 
         Args:
             loss: The loss of the current batch; gradients are computed here.
-            before_update: Called between the backward pass and the update, for example to clip
-                gradients.
 
         Returns:
             None after an update; a report if the model was rolled back instead.
@@ -273,8 +242,6 @@ class Governor:
             report = self.check_gradients()
         if report is not None:
             return report
-        if before_update is not None:
-            before_update()
         self.commit()
         for optimizer in self.optimizers:
             optimizer.step()
@@ -348,10 +315,6 @@ class Governor:
         self._seen.clear()
         self._is_proven = False
 
-    def mark_good(self) -> None:
-        """Note that the current state is good, because validation said so."""
-        self._is_proven = True
-
     def state_dict(self) -> dict[str, Any]:
         """Return what the next verdicts depend on: the statistics of the losses.
 
@@ -362,12 +325,12 @@ class Governor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned; the model as it is now is the good state."""
         self.watch.set_state(state["losses"])
-        self._is_proven = True
         self.require_same_values()
-        self.keep()
+        self.keep(is_good=True)
 
-    def keep(self) -> None:
-        """Take a snapshot of the current state."""
+    def keep(self, *, is_good: bool = False) -> None:
+        """Take a snapshot of the current state, which may be known to be good."""
+        self._is_proven |= is_good
         reshard(self.model)
         self.require_seeds()
         self._seen.clear()
@@ -422,10 +385,9 @@ class Governor:
         self._load_snapshot(self._latest)
         if self._good is not self._latest:
             self._load_values(self._good)
-        self._is_proven = True
         pruned = tuple(self.slots.abandon_growing())
         self.watch.on_rollback()
-        self.keep()
+        self.keep(is_good=True)
         return GovernorReport(reason, pruned)
 
     def require_seeds(self) -> None:
@@ -460,7 +422,11 @@ class Governor:
         known: dict[Any, Tensor] = {id(p): value for p, value, _ in self._latest.parameters}
         known |= {(id(m), name): value for m, name, _, value in self._latest.buffers}
         tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
-        tensors += [(name, key, buffer) for name, key, buffer in _named_buffers(self.model)]
+        tensors += [
+            (f"{prefix}.{name}".lstrip("."), (id(module), name), buffer)
+            for prefix, module in named_modules(self.model).items()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
         bad = (
             index
             for index, (_, key, tensor) in enumerate(tensors)
@@ -486,7 +452,7 @@ class Governor:
                 {p: copied_state(state) for p, state in optimizer.state.items()}
                 for optimizer in self.optimizers
             ],
-            slots={name: SlotState.of(slot) for name, slot in self.slots.items()},
+            slots={name: SlotSnapshot.of(slot) for name, slot in self.slots.items()},
             n_germinated=self.slots.n_germinated,
         )
 
@@ -531,15 +497,6 @@ def _copied_group(group: dict[str, Any]) -> tuple[list[nn.Parameter], dict[str, 
     """Return the parameters of a group, and a copy of its settings."""
     settings = {key: value for key, value in group.items() if key != "params"}
     return list(group["params"]), copied_state(settings)
-
-
-def _named_buffers(model: nn.Module) -> list[tuple[str, tuple[int, str], Tensor]]:
-    """Return the full name, the snapshot key and the tensor of each buffer."""
-    return [
-        (f"{prefix}.{name}".lstrip("."), (id(module), name), buffer)
-        for prefix, module in named_modules(model).items()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
 
 
 def _first_bad(found: list[Tensor], norm: float) -> int:

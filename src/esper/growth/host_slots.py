@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -15,28 +14,22 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from esper.config.checks import require_int, require_seed
+from esper.config.checks import NonNegativeInt, Seed, check
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
-from esper.growth.blueprints import (
-    SeedForm,
-    blueprint_names,
-    fitting_blueprints,
-)
+from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.modules import forget_graphs, named_modules, named_tensors, seeded
 from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
 from esper.growth.seed_slot import AbsorbedSeed, BlockWrapper, SeedSlot
 from esper.growth.sharding import is_shard_root, reshard, shard
 from esper.growth.sites import SlotSite
-from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
+from esper.growth.slot_states import Outcome, SlotLife, SlotStates
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 
 ATTRIBUTE = "_esper_slots"
 """The model attribute that holds its slots. They are not a module, so they add no parameters."""
-
-_LISTENERS = ("listeners", "action_listeners")
 
 WITHIN = "widening adds hidden units to the model's own layers"
 BESIDE = "seeds grow beside the block"
@@ -48,7 +41,7 @@ DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
 
 
 @dataclass(frozen=True)
-class SlotState:
+class SlotSnapshot:
     """The life of a slot and the modules that it holds."""
 
     life: SlotLife
@@ -58,7 +51,7 @@ class SlotState:
     fossils: tuple[AbsorbedSeed, ...]
 
     @classmethod
-    def of(cls, slot: SeedSlot) -> SlotState:
+    def of(cls, slot: SeedSlot) -> SlotSnapshot:
         """Return the current state of a slot."""
         return cls(replace(slot.life), slot.seed, slot.gate, slot.form, tuple(slot.absorbed))
 
@@ -79,11 +72,11 @@ class HostSlots(Mapping[str, SeedSlot]):
         seed_limit: int | None = None,
         seed: int = 0,
     ) -> None:
-        require_seed(seed)
+        check("seed", seed, Seed)
         self.model = model
         self.seed = seed
         self.n_germinated = 0
-        self.lives = SlotLives(slot_config_for(sites, seed_limit), growth_config)
+        self.lives = SlotStates(slot_config_for(sites, seed_limit), growth_config)
         self.listeners: list[Callable[[], None]] = []
         """Called after parameters were added or removed."""
         self.action_listeners: list[Callable[[], None]] = []
@@ -124,16 +117,9 @@ class HostSlots(Mapping[str, SeedSlot]):
             for name, slot in self.items()
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> HostSlots:
-        """Copy the slots together with their model, without listeners."""
-        twin = HostSlots.__new__(HostSlots)
-        memo[id(self)] = twin
-        for name, value in self.__dict__.items():
-            twin.__dict__[name] = [] if name in _LISTENERS else copy.deepcopy(value, memo)
-        return twin
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **{name: [] for name in _LISTENERS}}
+        # A copy has no listeners.
+        return {**self.__dict__, "listeners": [], "action_listeners": []}
 
     @property
     def slot_config(self) -> SlotConfig:
@@ -183,7 +169,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         self.lives.commit(slot, self)
         if isinstance(place := self[slot], PairSlot):
             with seeded(draw_seed_number(self.seed, self.n_germinated - 1)):
-                place.start_wide()
+                place.draw_weights(is_start=True)
 
     def advance(self, slot: str) -> Outcome:
         """Advance a seed to its next stage: training, blending or holding."""
@@ -284,18 +270,12 @@ class HostSlots(Mapping[str, SeedSlot]):
         self.lives.end_growth(self, keep=keep)
 
     @contextmanager
-    def switched_off(self, slot: str) -> Generator[None]:
-        """Disable a slot's seed inside the context."""
-        with self[slot].switched_off():
-            yield
-
-    @contextmanager
     def without(self, is_left_out: Callable[[str, SlotLife], bool]) -> Generator[None]:
         """Disable the seeds of which a function of the slot's name and life says so."""
         with ExitStack() as stack:
             for name, life in self.lives.items():
                 if is_left_out(name, life):
-                    stack.enter_context(self.switched_off(name))
+                    stack.enter_context(self[name].switched_off())
             yield
 
     def add_seed(self, slot: str, action: GrowthAction) -> None:
@@ -304,13 +284,13 @@ class HostSlots(Mapping[str, SeedSlot]):
             self[slot].plant(action.blueprint, action.style)
         self.n_germinated += 1
         shard(self[slot].called_parts(), self.model)
-        self.insert(slot)
+        self.place(slot, is_used=True)
         self._notify(slot)
 
     def remove_seed(self, slot: str) -> None:
         """Remove the seed, and take the slot out of the model if nothing else is in it."""
         self[slot].clear()
-        self._place(slot)
+        self.place(slot, is_used=self[slot].is_in_use)
         self._notify(slot)
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
@@ -345,15 +325,16 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Return why a blueprint does not fit a slot."""
         return self[slot].explain_misfit(blueprint)
 
-    def insert(self, slot: str) -> None:
-        """Replace a block in the model by its slot, or the layers of a pair."""
-        if isinstance(place := self[slot], PairSlot):
-            self.pairs.insert(place)
+    def place(self, slot: str, *, is_used: bool) -> None:
+        """Put a slot into the model instead of its block or its pair's layers, or these back."""
+        place = self[slot]
+        if isinstance(place, PairSlot):
+            self.pairs.place(place, is_used=is_used)
             return
         parent, attribute = self._places[slot]
         # The model's mode may have changed while the slot was out of it.
-        self[slot].training = self[slot].block.training
-        setattr(parent, attribute, self[slot])
+        place.training = place.block.training
+        setattr(parent, attribute, place if is_used else place.block)
 
     def rebuild_seeds(self) -> None:
         """Build the seeds that the slots' lives call for; their weights are loaded later."""
@@ -362,10 +343,10 @@ class HostSlots(Mapping[str, SeedSlot]):
                 with seeded(0):
                     self[name].rebuild()
                 shard(self[name].called_parts(), self.model)
-                self.insert(name)
+                self.place(name, is_used=True)
         self._notify()
 
-    def restore_slot(self, slot: str, state: SlotState) -> None:
+    def restore_slot(self, slot: str, state: SlotSnapshot) -> None:
         """Restore an earlier state of a slot, with the modules that it held."""
         self.lives.set_life(slot, replace(state.life))
         place = self[slot]
@@ -373,13 +354,13 @@ class HostSlots(Mapping[str, SeedSlot]):
         has_changed |= tuple(place.absorbed) != state.fossils
         place.seed, place.gate, place.form = state.seed, state.gate, state.form
         place.set_fossils(state.fossils)
-        self._place(slot)
+        self.place(slot, is_used=place.is_in_use)
         self._notify(slot if has_changed else None)
 
     def remove_all(self) -> None:
         """Remove every seed, committed ones included, so that the model is as before growth."""
         for name in reversed(list(self)):
-            self.restore_slot(name, SlotState(SlotLife(), None, None, SeedForm.SERIAL, ()))
+            self.restore_slot(name, SlotSnapshot(SlotLife(), None, None, SeedForm.SERIAL, ()))
         self.n_germinated = 0
 
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
@@ -423,21 +404,6 @@ class HostSlots(Mapping[str, SeedSlot]):
         text = json.dumps([list(self), self.lives.to_json(), sizes])
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
-    def _place(self, slot: str) -> None:
-        """Put a slot into the model if it is in use, or its block otherwise."""
-        if self[slot].is_in_use:
-            self.insert(slot)
-        else:
-            self.take_out(slot)
-
-    def take_out(self, slot: str) -> None:
-        """Replace a slot in the model by its block, or by the layers of its pair."""
-        if isinstance(place := self[slot], PairSlot):
-            self.pairs.take_out(place)
-            return
-        parent, attribute = self._places[slot]
-        setattr(parent, attribute, self[slot].block)
-
     def refresh(self) -> None:
         """Tell what runs the model, such as a compiled graph, that lives may have changed."""
         self.pairs.refresh()
@@ -478,8 +444,7 @@ def place_of(site: SlotSite) -> str:
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:
     """Return the slot configuration for these sites, with the blueprints that fit each."""
-    if seed_limit is not None:
-        require_int("seed_limit", seed_limit, least=0)
+    check("seed_limit", seed_limit, NonNegativeInt | None)
     return _slot_config_for(tuple(sites), seed_limit, blueprint_names())
 
 

@@ -24,7 +24,7 @@ from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError
 from esper.growth.blueprints.seeds import CausalAttention
 from esper.growth.host_slots import slots
-from esper.growth.modules import draw_weights, seeded
+from esper.growth.modules import seeded
 from esper.growth.placement import add_slots, attach_slots
 from esper.growth.sites import ACTIVATIONS, SlotSite
 
@@ -56,20 +56,20 @@ def make_host(
         >>> list(esper.slots(host))
         ['blocks.0', 'blocks.1']
     """
-    if design is not None:
-        _require_same_sites(config, design)
-    sites = list(host_sites(design or config))
+    design = design or config
+    if type(config) is not type(design) or replace(config, hidden=design.hidden) != design:
+        raise ConfigError(
+            f"a host with {config} cannot use the slots of design {design}; they may differ only "
+            "in hidden."
+        )
+    sites = list(host_sites(design))
     host = build_host(config, seed=seed)
     attach_slots(host, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed)
     return host
 
 
 class HostMaker:
-    """Makes hosts of one size from seeds. Takes the arguments of :func:`make_host`.
-
-    A population that replaces one new host by another calls :meth:`redraw`, which is faster than
-    building a host.
-    """
+    """Makes hosts of one size from seeds. Takes the arguments of :func:`make_host`."""
 
     def __init__(self, config: HostConfig, **options: Any) -> None:
         self.config = config
@@ -78,11 +78,6 @@ class HostMaker:
     def __call__(self, seed: int) -> nn.Module:
         """Return the host of a seed."""
         return make_host(self.config, seed=seed, **self.options)
-
-    def redraw(self, host: nn.Module, seed: int) -> None:
-        """Give an ungrown host the weights of the host that ``seed`` makes."""
-        with seeded(seed):
-            draw_weights(host)
 
 
 def build_host(config: HostConfig, *, seed: int = 0) -> nn.Module:
@@ -146,16 +141,6 @@ def sample_input(config: HostConfig, n_samples: int = 2) -> Tensor:
         case GPTHostConfig():
             shape = (n_samples, config.context)
             return torch.randint(config.vocabulary, shape, generator=generator)
-
-
-def _require_same_sites(config: HostConfig, design: HostConfig) -> None:
-    """Raise if a host's slots see tensors of other shapes than the design's slots."""
-    if type(config) is type(design) and replace(config, hidden=design.hidden) == design:
-        return
-    raise ConfigError(
-        f"a host with {config} cannot use the slots of design {design}; they may differ only in "
-        "hidden."
-    )
 
 
 class PlainBlock(nn.Module):
@@ -267,23 +252,11 @@ class GPTHost(nn.Module):
         super().__init__()
         self.token = nn.Embedding(config.vocabulary, config.width)
         self.position = nn.Embedding(config.context, config.width)
-        self._shrink_embeddings()
+        for embedding in (self.token, self.position):  # a tenth of torch's standard deviation
+            nn.init.normal_(embedding.weight, std=0.1)
         self.blocks = nn.Sequential(*(GPTBlock(config) for _ in range(config.n_blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary)
-
-    def reset_parameters(self) -> None:
-        """Draw all weights again, in the order in which the constructor draws them."""
-        self.token.reset_parameters()
-        self.position.reset_parameters()
-        self._shrink_embeddings()
-        for part in (self.blocks, self.norm, self.head):
-            draw_weights(part)
-
-    def _shrink_embeddings(self) -> None:
-        """Draw embeddings with a tenth of PyTorch's default standard deviation."""
-        nn.init.normal_(self.token.weight, std=0.1)
-        nn.init.normal_(self.position.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits."""

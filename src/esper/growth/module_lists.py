@@ -143,7 +143,12 @@ def _count_one_more(
     config: Any, place: ListPlace, n_before: int, undo: list[Callable[[], None]]
 ) -> None:
     sides = [side for side in _SIDES if any(side in part for part in place.path)]
-    names = [name for name in COUNTS if _concerns(name, sides)]
+    others = [side for side in _SIDES if side not in sides]
+    names = [
+        name
+        for name in COUNTS
+        if any(side in name for side in sides) or not any(side in name for side in others)
+    ]
     has_side = any(side in name for name in names for side in sides if hasattr(config, name))
     for name in names:
         is_own = not has_side or any(side in name for side in sides)
@@ -162,12 +167,6 @@ def _count_one_more(
             if counts[stage] == n_before:
                 counts[stage] += 1
                 _set(config, LIST_OF_COUNTS, counts, undo)
-
-
-def _concerns(name: str, sides: list[str]) -> bool:
-    """Return whether a count may be that of a list on these sides of a model."""
-    named = [side for side in _SIDES if side in name]
-    return not named or any(side in sides for side in named)
 
 
 def _set(owner: Any, name: str, value: Any, undo: list[Callable[[], None]]) -> None:

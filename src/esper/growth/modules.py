@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -92,34 +91,3 @@ def unchanged_buffers(model: nn.Module) -> Generator[None]:
         with torch.no_grad():
             for module, name, buffer, value in found:
                 setattr(module, name, buffer.copy_(value))
-
-
-@torch.no_grad()
-def draw_weights(module: nn.Module) -> None:
-    """Draw all weights of a module from torch's default generator, in the order of its layers."""
-    _draw_weights(module)
-
-
-def _draw_weights(module: nn.Module) -> None:
-    if type(module) is nn.Linear:
-        _draw_linear(module)
-        return
-    draw = getattr(module, "reset_parameters", None)
-    if draw is not None:
-        draw()
-        return
-    for child in module.children():
-        _draw_weights(child)
-
-
-def _draw_linear(layer: nn.Linear) -> None:
-    """Draw the same weights as ``nn.Linear.reset_parameters``, bit for bit, but faster."""
-    n_inputs = layer.weight.shape[1]
-    # Computed via the gain, to round exactly as torch's initialization does.
-    deviation = math.sqrt(2.0 / (1.0 + math.sqrt(5.0) ** 2)) / math.sqrt(n_inputs)
-    bound = math.sqrt(3.0) * deviation
-    layer.weight.uniform_(-bound, bound)
-    bias: nn.Parameter | None = getattr(layer, "bias", None)
-    if bias is not None:
-        bound = 1.0 / math.sqrt(n_inputs)
-        bias.uniform_(-bound, bound)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
 from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from esper.config.checks import require_number
+from esper.config.checks import PositiveFloat, check
 from esper.errors import SlotError
 from esper.growth.host_slots import slots
 
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 """Entries of a parameter group that hold learning rates, including those set by schedulers."""
-
-SCHEDULER_RATES = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
-SCHEDULER_LISTS = (*SCHEDULER_RATES, "lr_lambdas", "base_momentums", "max_momentums")
-"""Scheduler attributes with one entry per parameter group; the first ones are learning rates."""
-
 
 MUON = "Muon"
 """The optimizer that takes matrices alone; PyTorch has it since 2.9."""
@@ -100,18 +93,16 @@ class OptimizerKeeper:
         optimizer: Optimizer | Sequence[Optimizer],
         *,
         seed_lr_factor: float = 1.0,
-        schedulers: Iterable[LRScheduler] = (),
     ) -> None:
         """Start following the model's slots.
 
         Args:
             model: A model with slots.
             optimizer: The optimizer of the model's parameters, or several that share them.
-            seed_lr_factor: Learning rate of uncommitted seeds, relative to the host's.
-            schedulers: Existing learning-rate schedulers of the optimizers; those created later
-                need not be passed.
+            seed_lr_factor: Learning rate of uncommitted seeds, relative to the host's. Create
+                learning-rate schedulers after the keeper if it is not 1.
         """
-        require_number("seed_lr_factor", seed_lr_factor, above=0.0)
+        check("seed_lr_factor", seed_lr_factor, PositiveFloat)
         self.optimizers = as_optimizers(optimizer, model)
         require_vectors(self.optimizers)
         self.slots = slots(model)
@@ -123,7 +114,7 @@ class OptimizerKeeper:
         self._seed_groups = self._host_groups
         """The group of uncommitted seeds for each group of the host."""
         if seed_lr_factor != 1.0:
-            self._seed_groups = self._add_seed_groups(seed_lr_factor, list(schedulers))
+            self._seed_groups = self._add_seed_groups(seed_lr_factor)
         self._joined: dict[str, list[nn.Parameter]] = {name: [] for name in self.slots}
         self.sync()
         self.slots.listeners.append(self.sync)
@@ -169,7 +160,7 @@ class OptimizerKeeper:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the optimizers' state of a model with the same seeds."""
         kinds = [type(each).__name__ for each in self.optimizers]
-        if state.get("kinds", kinds) != kinds:
+        if state["kinds"] != kinds:
             raise SlotError(
                 f"the state belongs to {', '.join(state['kinds'])}, but the model is trained by "
                 f"{', '.join(kinds)}; make the same optimizers."
@@ -192,12 +183,7 @@ class OptimizerKeeper:
             owner = owners.get(id(parameter), self.optimizers[0])
             owner.state[parameter] = copied_state(values)
 
-    def close(self) -> None:
-        """Stop following the model's slots."""
-        self.slots.listeners.remove(self.sync)
-
-    def _add_seed_groups(self, factor: float, schedulers: Sequence[Any]) -> list[_Group]:
-        counts = {id(each): len(each.param_groups) for each in self.optimizers}
+    def _add_seed_groups(self, factor: float) -> list[_Group]:
         found: list[_Group] = []
         for group in self._host_groups:
             settings = {key: value for key, value in group.settings.items() if key != "params"}
@@ -206,13 +192,6 @@ class OptimizerKeeper:
                     settings[key] = settings[key] * factor
             group.optimizer.add_param_group({"params": [], **settings})
             found.append(_Group(group.optimizer, len(group.optimizer.param_groups) - 1))
-        for scheduler in _with_nested(schedulers):
-            count = counts.get(id(getattr(scheduler, "optimizer", self.optimizers[0])))
-            for name in SCHEDULER_LISTS:
-                values = cast(list[Any], vars(scheduler).get(name) or [])
-                if len(values) == count:
-                    share = factor if name in SCHEDULER_RATES else 1.0
-                    values.extend([_scaled(value, share) for value in values])
         return found
 
     def _all_groups(self) -> list[_Group]:
@@ -262,16 +241,6 @@ class OptimizerKeeper:
             each.state.pop(parameter, None)
 
 
-def _with_nested(schedulers: Sequence[Any]) -> list[Any]:
-    """Return schedulers together with the schedulers inside them."""
-    nested = [_with_nested(getattr(scheduler, "_schedulers", ())) for scheduler in schedulers]
-    return [*schedulers, *chain.from_iterable(nested)]
-
-
-def _scaled(value: Any, factor: float) -> Any:
-    return value * factor if isinstance(value, (int, float)) and factor != 1.0 else value
-
-
 def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:
     """Remove a parameter by identity, because tensors compare by value."""
     parameters[:] = [member for member in parameters if member is not parameter]
@@ -291,14 +260,25 @@ def copied_state(state: Any) -> Any:
 def as_optimizers(
     optimizer: Optimizer | Sequence[Optimizer], model: nn.Module
 ) -> tuple[Optimizer, ...]:
-    """Return the optimizers of a model; raise if one has none of its parameters."""
+    """Return the optimizers of a model; raise if one has none of its parameters, or keeps all."""
     found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     if not found or not all(isinstance(each, Optimizer) for each in found):
         raise SlotError(
             f"optimizer is {optimizer!r}; it must be a torch.optim optimizer or a list of them."
         )
+    present = {id(parameter) for parameter in model.parameters()}
     for each in found:
-        require_optimizer(each, model)
+        kind = type(each).__name__
+        if isinstance(each, LBFGS) or kind == SHARDED_OPTIMIZER:
+            raise SlotError(
+                f"{kind} does not support growing models; use another torch.optim optimizer."
+            )
+        members = [member for group in each.param_groups for member in group["params"]]
+        if not any(id(member) in present for member in members):
+            raise SlotError(
+                f"the {kind} has no parameter of this {type(model).__name__}; create it from "
+                "model.parameters()."
+            )
     return found
 
 
@@ -312,20 +292,4 @@ def require_vectors(optimizers: Sequence[Optimizer]) -> None:
         raise SlotError(
             f"the optimizer is {MUON}, which takes matrices alone, but seeds also have biases, "
             "norms or convolutions; give a list with a second optimizer for these, such as AdamW."
-        )
-
-
-def require_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise if an optimizer has none of the model's parameters, or cannot drop any."""
-    kind = type(optimizer).__name__
-    if isinstance(optimizer, LBFGS) or kind == SHARDED_OPTIMIZER:
-        raise SlotError(
-            f"{kind} does not support growing models; use another torch.optim optimizer."
-        )
-    present = {id(parameter) for parameter in model.parameters()}
-    members = [member for group in optimizer.param_groups for member in group["params"]]
-    if not any(id(member) in present for member in members):
-        raise SlotError(
-            f"the {type(optimizer).__name__} has no parameter of this {type(model).__name__}; "
-            "create it from model.parameters()."
         )

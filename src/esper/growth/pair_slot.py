@@ -31,7 +31,7 @@ from esper.growth.blueprints.widening import PairSeed
 from esper.growth.seed_slot import BlockWrapper, SeedSlot
 from esper.growth.sharding import local_values, whole_values
 from esper.growth.sites import Pair, PairLayer, SlotSite
-from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
+from esper.growth.slot_states import Fossil, Neighbours, SlotLife, SlotStates
 from esper.growth.unit_layers import fans_of, matrix_of
 from esper.growth.weight_laws import WeightLaw
 from esper.lifecycle.factored_actions import BlendStyle
@@ -243,7 +243,7 @@ class PairSlot(SeedSlot):
     """A slot on a pair of layers. It replaces the producer, which is its block."""
 
     def __init__(
-        self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module
+        self, site: SlotSite, block: nn.Module, lives: SlotStates, model: nn.Module
     ) -> None:
         super().__init__(site, block, lives, model)
         assert site.pair is not None, "the site is a block"
@@ -259,27 +259,17 @@ class PairSlot(SeedSlot):
     def unit_groups(self) -> list[UnitGroup]:
         """All new units, in the order in which they were planted."""
         life = self.life
-        found = [
-            UnitGroup(
-                seed=cast(PairSeed, part.seed),
-                alpha=fossil.alpha,
-                is_isolated=False,
-                neighbours=dict(fossil.neighbours),
-                links=dict(fossil.links),
-            )
+        planted: list[tuple[Any, float | Tensor, bool, Fossil | SlotLife]] = [
+            (part.seed, fossil.alpha, False, fossil)
             for part, fossil in zip(self.absorbed, life.fossils, strict=True)
         ]
         if self.seed is not None:
             effect, alpha = self.current_effect()
-            live = UnitGroup(
-                seed=cast(PairSeed, self.seed),
-                alpha=alpha,
-                is_isolated=effect == "isolated",
-                neighbours=dict(life.neighbours),
-                links=dict(life.links),
-            )
-            found.append(live)
-        return found
+            planted.append((self.seed, alpha, effect == "isolated", life))
+        return [
+            UnitGroup(seed, alpha, is_isolated, dict(own.neighbours), dict(own.links))
+            for seed, alpha, is_isolated, own in planted
+        ]
 
     @property
     def shown_groups(self) -> list[UnitGroup]:
@@ -347,7 +337,7 @@ class PairSlot(SeedSlot):
         """Build a blueprint's units, drawing their weights from torch's default generator."""
         self.life.neighbours = self.seen_units()
         super().plant(blueprint, style)
-        self._draw(is_start=False)
+        self.draw_weights(is_start=False)
 
     def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
         life, n_built = self.life, len(self.absorbed)
@@ -399,16 +389,15 @@ class PairSlot(SeedSlot):
             ]
         return homes
 
-    def start_wide(self) -> None:
-        """Draw the weights anew so that each layer is distributed like one built this wide.
-
-        Only for a model that has not been trained: the weights that the layers already have are
-        rescaled to the deviation of the wider layer, so the model's output changes.
-        """
-        self._draw(is_start=True)
-
     @torch.no_grad()
-    def _draw(self, *, is_start: bool) -> None:
+    def draw_weights(self, *, is_start: bool) -> None:
+        """Draw the new units' weights so that each layer is distributed like one built this wide.
+
+        Args:
+            is_start: Whether the model has not been trained. Then the weights that the layers
+                already have are rescaled to the deviation of the wider layer, which changes the
+                model's output; otherwise the new units cancel in pairs.
+        """
         seed = cast(PairSeed, self.seed)
         for wiring, part in zip(
             [self.wiring, *self.consumer_wirings], [seed.rows, *seed.columns], strict=True
@@ -488,17 +477,10 @@ class PairNetwork:
             wiring.sources.sort(key=lambda source: source.end)
         return wirings
 
-    def insert(self, slot: PairSlot) -> None:
-        """Put the replacements of a slot's layers into the model."""
-        self._inserted.add(slot.name)
-        self._arrange(slot)
-
-    def take_out(self, slot: PairSlot) -> None:
-        """Put a slot's layers back into the model, except those that other slots still use."""
-        self._inserted.discard(slot.name)
-        self._arrange(slot)
-
-    def _arrange(self, slot: PairSlot) -> None:
+    def place(self, slot: PairSlot, *, is_used: bool) -> None:
+        """Put the replacements of a slot's layers into the model, or those layers that no other
+        slot uses back."""
+        (self._inserted.add if is_used else self._inserted.discard)(slot.name)
         used = [each for each in self.slots if each.name in self._inserted]
         needed = {layer.name for each in used for layer in each.pair.layers}
         for layer in slot.pair.layers:

@@ -14,20 +14,21 @@ import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.errors import SlotError, did_you_mean
+from esper.errors import SlotError, did_you_mean, summarize_error
 from esper.growth.blending import AlphaSchedule
-from esper.growth.dry_run import call_model, record_calls, tensors_in
+from esper.growth.dry_run import call_model, hooked, record_calls, tensors_in
 from esper.growth.export.merging import Ties
 from esper.growth.export.pair_merging import merged_layers
 from esper.growth.host_slots import HostSlots
 from esper.growth.modules import module_names, named_modules, seeded
 from esper.growth.sites import Pair, PairLayer, SlotSite, TensorKind
-from esper.growth.slot_lives import SlotLife
+from esper.growth.slot_states import SlotLife
 from esper.growth.unit_layers import describe_layer, is_norm, why_no_units
 from esper.lifecycle.stages import Stage
 from esper.modes import evaluation_mode
@@ -140,7 +141,7 @@ class PairFinder:
         try:
             trace = self._trace(producer, layer, unit)
         except Exception as error:
-            return f"the model fails if {producer!r} returns NaN ({_one_line(error)})."
+            return f"the model fails if {producer!r} returns NaN ({summarize_error(error)})."
         return self._judge(layer, unit, trace)
 
     def site_of(self, pair: Pair, name: str | None = None) -> SlotSite:
@@ -184,29 +185,28 @@ class PairFinder:
         """Run the model with one unit of the producer set to NaN."""
         trace = _Trace()
 
-        def poison(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        def poison(_: str, __: nn.Module, ___: Any, ____: Any, output: Tensor) -> Tensor:
             output = output.clone()
             output.select(layer.unit_axis, unit).fill_(math.nan)
             return output
 
-        with _hooks(self.modules, self._observe, trace):
-            handle = self.modules[producer].register_forward_hook(poison)
-            try:
-                with (
-                    evaluation_mode(self.model),
-                    torch.no_grad(),
-                    torch.random.fork_rng(devices=[]),
-                ):
-                    output = call_model(self.model, self.sample_input)
-            finally:
-                handle.remove()
+        with (
+            hooked(self.modules, after=partial(self._observe, trace)),
+            hooked({producer: self.modules[producer]}, after=poison),
+            evaluation_mode(self.model),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):
+            output = call_model(self.model, self.sample_input)
         trace.crossed.add(producer)
         trace.is_in_output = any(map(_has_nan, tensors_in(output)))
         return trace
 
-    def _observe(self, trace: _Trace, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+    def _observe(
+        self, trace: _Trace, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
+    ) -> Any:
         """Note what a module reads and returns; keep the NaN from passing a consumer."""
-        read = [tensor for tensor in tensors_in(args) if _has_nan(tensor)]
+        read = [x for x in tensors_in([*args, *kwargs.values()]) if _has_nan(x)]
         if not read:
             if any(map(_has_nan, tensors_in(output))):
                 trace.crossed.add(name)
@@ -264,11 +264,7 @@ class PairFinder:
 def _place(layer: PairLayer, x: Tensor, unit: int, n_units: int) -> PairLayer | None:
     """Return a layer with the place of the producer's units in its input, if they have one.
 
-    Args:
-        layer: The layer that reads ``x``.
-        x: Its input, NaN at the inputs of one unit.
-        unit: The index of that unit.
-        n_units: The number of units.
+    ``x`` is its input, which is NaN at the inputs of one of the units.
     """
     axis = layer.unit_axis % x.ndim
     others = [other for other in range(x.ndim) if other != axis]
@@ -282,42 +278,30 @@ def _place(layer: PairLayer, x: Tensor, unit: int, n_units: int) -> PairLayer | 
     return replace(layer, offset=offset, per_unit=per_unit)
 
 
-@contextmanager
-def _hooks(modules: Mapping[str, nn.Module], observe: Any, trace: _Trace) -> Generator[None]:
-    """Call ``observe`` after each call of the modules; what it returns replaces their output."""
-    handles: list[Any] = []
-    for name, module in modules.items():
-
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> Any:
-            return observe(trace, name, module, [*args, *kwargs.values()], output)
-
-        handles.append(module.register_forward_hook(after, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def find_trial_problem(model: nn.Module, site: SlotSite, sample_input: Any) -> str | None:
     """Try random new units at a site; return why that does not work, or None if it does."""
     host = HostSlots(model, [site])
     (slot,) = host.pairs.slots
     before = _run(model, sample_input)
     try:
-        _plant_random(host, site.name)
-        host.insert(site.name)
+        with seeded(0):  # units that do not cancel, as if they had been trained in isolation
+            slot.plant("widen_large", slot.life.style)
+            with torch.no_grad():
+                for parameter in slot.seed_parameters():
+                    parameter.copy_(0.5 * torch.randn_like(parameter))
+        _set_stage(host, site.name, Stage.TRAINING, alpha=0.0)
+        host.place(site.name, is_used=True)
         isolated = _run(model, sample_input, needs_grad=True)
         _set_stage(host, site.name, Stage.HOLDING, alpha=1.0)
         slot.shows_live = False
         grown = _run(model, sample_input)
     except Exception as error:
         return (
-            f"the model fails with more units there ({_one_line(error)}): a size is fixed in its "
-            "code, or the units are added to others, as in a residual stream."
+            f"the model fails with more units there, {summarize_error(error)}: a size is fixed in "
+            "its code, or the units are added to others, as in a residual stream."
         )
     finally:
-        host.take_out(site.name)
+        host.place(site.name, is_used=False)
     if not _are_close(before, isolated):
         return "more units there change what the model computes from the old ones."
     if not slot.shows_live:
@@ -326,20 +310,10 @@ def find_trial_problem(model: nn.Module, site: SlotSite, sample_input: Any) -> s
         try:
             merged = _run(model, sample_input)
         except Exception as error:
-            return f"the model fails with wider layers there ({_one_line(error)})."
+            return f"the model fails with wider layers there ({summarize_error(error)})."
     if not _are_close(grown, merged):
         return "new units cannot be merged into the layers: that would change the function."
     return None
-
-
-def _plant_random(host: HostSlots, slot: str) -> None:
-    """Plant units that do not cancel, as if they had been trained, in isolation."""
-    with seeded(0):
-        host[slot].plant("widen_large", host[slot].life.style)
-        with torch.no_grad():
-            for parameter in host[slot].seed_parameters():
-                parameter.copy_(0.5 * torch.randn_like(parameter))
-    _set_stage(host, slot, Stage.TRAINING, alpha=0.0)
 
 
 def _set_stage(host: HostSlots, slot: str, stage: Stage, *, alpha: float) -> None:
@@ -391,7 +365,3 @@ def _are_close(first: list[Tensor], second: list[Tensor]) -> bool:
 
 def _has_nan(tensor: Tensor) -> bool:
     return bool(torch.isnan(tensor).any())
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

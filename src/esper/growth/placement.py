@@ -11,8 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from esper.config.checks import check
 from esper.config.growth import GrowthConfig
-from esper.errors import ConfigError, SlotError, did_you_mean, type_of
+from esper.errors import SlotError, did_you_mean, summarize_error, type_of
 from esper.formatting import html_lines, html_table, many
 from esper.growth.block_paths import find_path
 from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
@@ -24,22 +25,15 @@ from esper.growth.host_slots import (
     WITHIN,
     HostSlots,
     own_slots,
-    place_of,
     slots,
     unwrapped,
 )
-from esper.growth.modules import (
-    count_parameters,
-    module_names,
-    named_modules,
-    unchanged_buffers,
-)
+from esper.growth.modules import count_parameters, module_names, named_modules, unchanged_buffers
 from esper.growth.pairs import PairFinder, is_pair_name
 from esper.growth.residual_blocks import BlockCall, add_identities, record_blocks, try_entries
 from esper.growth.sharding import require_one_mesh_axis, require_whole
 from esper.growth.shares import Share, ShareTable
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
-from esper.lifecycle.stages import Stage
 from esper.modes import evaluation_mode
 
 STACK_SHARE = 0.8
@@ -83,8 +77,7 @@ def add_slots(
         >>> esper.slots(model)["0>2"].life.stage.name
         'GERMINATED'
     """
-    if growth_config is not None and not isinstance(growth_config, GrowthConfig):
-        raise ConfigError(f"growth_config is {growth_config!r}; it must be a GrowthConfig.")
+    check("growth_config", growth_config, GrowthConfig | None)
     require_growable(model)
     require_whole(model)
     model_given, model = model, unwrapped(model)
@@ -96,7 +89,10 @@ def add_slots(
     names = _require_names(model, at)
     blocks = {name: model.get_submodule(name) for name in names if not is_pair_name(name)}
     _require_runs(model, sample_input)
-    found = _require_pair_sites(model, [name for name in names if name not in blocks], sample_input)
+    found: dict[str, SlotSite] = {}
+    if pairs := [name for name in names if name not in blocks]:
+        finder = PairFinder(model, sample_input)
+        found = {name: finder.site_of(finder.require(name), name) for name in pairs}
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
     for name, block in blocks.items():
@@ -119,17 +115,7 @@ def add_slots(
     return model_given
 
 
-def _require_pair_sites(
-    model: nn.Module, names: list[str], sample_input: SampleInput
-) -> dict[str, SlotSite]:
-    """Return the sites of pairs by name; raise if one is no pair."""
-    if not names:
-        return {}
-    finder = PairFinder(model, sample_input)
-    return {name: finder.site_of(finder.require(name), name) for name in names}
-
-
-def do_clash(first: SlotSite, second: SlotSite) -> bool:
+def overlap(first: SlotSite, second: SlotSite) -> bool:
     """Return whether two sites cannot both have a slot.
 
     A seed on a block expects the tensors that the block reads and returns to keep their size, so
@@ -147,7 +133,7 @@ def do_clash(first: SlotSite, second: SlotSite) -> bool:
 
 def _require_apart(sites: list[SlotSite]) -> None:
     for first, second in combinations(sites, 2):
-        if do_clash(first, second):
+        if overlap(first, second):
             raise SlotError(
                 f"{first.name!r} and {second.name!r} cannot both have a slot: new units of a pair "
                 "would change the size of what the other reads or returns. Keep one of them."
@@ -176,13 +162,13 @@ def _find_insertion_problem(
     """Try a slot in place of its block; return why that does not work, or None if it does."""
     root: dict[str, nn.Module] = {"": model}
     before = record_calls(model, root, sample_input)[""][0].output
-    host_slots.insert(name)
+    host_slots.place(name, is_used=True)
     try:
         calls = record_calls(model, {**root, name: host_slots[name]}, sample_input)
     except Exception as error:
-        return f"the model fails with a slot in place of the block ({_one_line(error)})"
+        return f"the model fails with a slot in place of the block ({summarize_error(error)})"
     finally:
-        host_slots.take_out(name)
+        host_slots.place(name, is_used=False)
     if not calls[name]:
         return (
             "the model calls it through another reference (such as a plain list), which replacing "
@@ -260,15 +246,11 @@ def _require_runs(model: nn.Module, sample_input: SampleInput) -> None:
         outputs = tensors_in(record_calls(model, {"": model}, sample_input)[""][0].output)
     except Exception as error:
         raise SlotError(
-            f"{type(model).__name__} fails on this sample_input ({_one_line(error)}); pass a "
+            f"{type(model).__name__} fails on this sample_input ({summarize_error(error)}); pass a "
             "tensor, a tuple of arguments or a mapping of keyword arguments."
         ) from error
     if any(output.layout is not torch.strided or output.is_meta for output in outputs):
         raise SlotError(f"{type(model).__name__} returns a sparse tensor; return a dense one.")
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def usable_sites(model: nn.Module, sample_input: SampleInput) -> list[SlotSite]:
@@ -302,38 +284,6 @@ def site_of(name: str, block: nn.Module, call: Call) -> SlotSite:
         input_key=key,
         path=find_path(block, call, x),
     )
-
-
-def print_trainable_parameters(model: nn.Module) -> None:
-    """Print the number of trainable parameters and the seed in each slot.
-
-    Examples:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> x = torch.randn(32, 4)
-        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
-        >>> esper.print_trainable_parameters(model)
-        trainable parameters: 67 of 67 (100.0%)
-          0>2: dormant
-    """
-    parameters = list(model.parameters())
-    total = sum(parameter.numel() for parameter in parameters)
-    trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    share = 100.0 * trainable / total if total else 0.0
-    print(f"trainable parameters: {trainable:,} of {total:,} ({share:.1f}%)")
-    for name, slot in slots(model).items():
-        life = slot.life
-        fossils = ", ".join(fossil.blueprint for fossil in life.fossils)
-        grown = f"; grown: {fossils}" if fossils else ""
-        grown += "" if slot.site.can_widen else f" ({place_of(slot.site)})"
-        if life.stage == Stage.DORMANT:
-            print(f"  {name}: dormant{grown}")
-            continue
-        count = sum(parameter.numel() for parameter in slot.seed_parameters())
-        stage = life.stage.name.lower()
-        print(
-            f"  {name}: {life.blueprint}, {stage}, alpha {life.alpha:.2f}, {count:,} parameters"
-            f"{grown}"
-        )
 
 
 def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:
@@ -516,7 +466,7 @@ def _row_text(cells: tuple[str, ...]) -> str:
 
 def _cells(proposal: SlotProposal) -> tuple[str, ...]:
     sizes = [cost.parameters for cost in proposal.costs.values()]
-    least, most = min(sizes, default=0), max(sizes, default=0)
+    minimum, maximum = min(sizes, default=0), max(sizes, default=0)
     return (
         proposal.name,
         proposal.kind.value,
@@ -524,7 +474,7 @@ def _cells(proposal: SlotProposal) -> tuple[str, ...]:
         ", ".join(proposal.costs),
         str(proposal.rank),
         f"{proposal.width:,}",
-        f"{least:,} to {most:,}" if least < most else f"{most:,}",
+        f"{minimum:,} to {maximum:,}" if minimum < maximum else f"{maximum:,}",
     )
 
 
@@ -594,10 +544,7 @@ def seed_costs(
 ) -> dict[str, SeedCost]:
     """Return the cost of each blueprint that fits a site.
 
-    Args:
-        site: Any site.
-        block: Its block.
-        call: A call of the block, by which the FLOPs of its copies are counted.
+    A call of the block serves to count the FLOPs of its copies.
     """
     costs: dict[str, SeedCost] = {}
     for name in fitting_blueprints(site, blueprint_names()):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.errors import summarize_error
 from esper.growth.block_paths import is_immutable
 from esper.growth.blueprints.deepening import (
     CACHE_INDEX,
@@ -24,7 +25,7 @@ from esper.growth.blueprints.deepening import (
     replace_input,
     write_affine,
 )
-from esper.growth.dry_run import call_model, record_calls, recorded_calls, tensors_in
+from esper.growth.dry_run import call_model, hooked, record_calls, recorded_calls, tensors_in
 from esper.growth.module_lists import find_list, inserted_entry
 from esper.growth.modules import module_names, unchanged_buffers
 from esper.growth.seed_slot import copy_plain
@@ -138,30 +139,27 @@ def record_blocks(
     """
     given: dict[str, Any] = {}
     done: dict[str, BlockCall | str] = {}
-    handles: list[Any] = []
-    for name, block in blocks.items():
 
-        def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            problem = _find_foreign(module, [*args, *kwargs.values()])
-            try:
-                given[name] = problem or copy.deepcopy((args, kwargs))
-            except Exception as error:
-                given[name] = f"its arguments cannot be copied ({type(error).__name__})"
+    def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        problem = _find_foreign(module, [*args, *kwargs.values()])
+        try:
+            given[name] = problem or copy.deepcopy((args, kwargs))
+        except Exception as error:
+            given[name] = f"its arguments cannot be copied ({type(error).__name__})"
 
-        def after(_: nn.Module, __: Any, ___: Any, output: Any, name: str = name) -> None:
-            found = given[name]
-            # An operation in place may follow the block.
-            is_text = isinstance(found, str)
-            done[name] = found if is_text else BlockCall(*found, output=output.clone())
+    def after(name: str, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        found = given[name]
+        # An operation in place may follow the block.
+        done[name] = found if isinstance(found, str) else BlockCall(*found, output=output.clone())
 
-        handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(block.register_forward_hook(after, with_kwargs=True))
-    try:
-        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            call_model(model, sample_input) if blocks else None
-    finally:
-        for handle in handles:
-            handle.remove()
+    if blocks:
+        with (
+            hooked(blocks, before=before, after=after),
+            evaluation_mode(model),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+        ):
+            call_model(model, sample_input)
     return done
 
 
@@ -191,8 +189,7 @@ def _find_identity(
             return trial.find(hint) or _NO_IDENTITY
         # A block may reject its own output in any way.
         except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            return f"it fails on its own output ({type(error).__name__}: {line})"
+            return f"it fails on its own output: {summarize_error(error)}"
 
 
 class _Trial:
@@ -268,20 +265,12 @@ class _Trial:
     def _run_layers(self) -> _LayerCalls:
         order: dict[str, int] = {}
 
-        def note(name: str) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                order.setdefault(name, len(order))
-
-            return hook
+        def note(name: str, *_: Any) -> None:
+            order.setdefault(name, len(order))
 
         modules = {name: part for name, part in module_names(self.twin) if name}
-        handles = [part.register_forward_pre_hook(note(n)) for n, part in modules.items()]
-        try:
-            with recorded_calls(self.layers) as recorded:
-                result = self.call.run(self.twin, self.key, self.probes[0].clone())
-        finally:
-            for handle in handles:
-                handle.remove()
+        with hooked(modules, before=note), recorded_calls(self.layers) as recorded:
+            result = self.call.run(self.twin, self.key, self.probes[0].clone())
         outputs = {name: calls[-1].output for name, calls in recorded.items() if len(calls) == 1}
         return _LayerCalls(order, outputs, result)
 
@@ -369,14 +358,14 @@ def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: li
                 write_affine(norm, *kept)
     if any(len(calls[name]) != 1 for name in entries):
         return False
-    return _do_agree(before, tensors_in(calls[""][0].output), tolerance)
+    return _same_outputs(before, tensors_in(calls[""][0].output), tolerance)
 
 
 def _run(model: nn.Module, sample_input: Any) -> list[Tensor]:
     return tensors_in(record_calls(model, {"": model}, sample_input)[""][0].output)
 
 
-def _do_agree(before: list[Tensor], after: list[Tensor], tolerance: float) -> bool:
+def _same_outputs(before: list[Tensor], after: list[Tensor], tolerance: float) -> bool:
     if [t.shape for t in before] != [t.shape for t in after]:
         return False
     return all(

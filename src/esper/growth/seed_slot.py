@@ -20,7 +20,7 @@ from esper.growth.blueprints.widening import PairSeed, WidenSeed
 from esper.growth.modules import count_parameters
 from esper.growth.sharding import find_mesh, gathered_copy
 from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
-from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
+from esper.growth.slot_states import Fossil, SlotLife, SlotStates
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 
@@ -83,7 +83,7 @@ class SeedSlot(BlockWrapper):
     """
 
     def __init__(
-        self, site: SlotSite, block: nn.Module, lives: SlotLives, model: nn.Module | None = None
+        self, site: SlotSite, block: nn.Module, lives: SlotStates, model: nn.Module | None = None
     ) -> None:
         """Wrap a block; ``model`` provides dtype and device if the block has no parameters."""
         super().__init__(block)
@@ -232,21 +232,6 @@ class SeedSlot(BlockWrapper):
         """Return whether the block, with the seed, has all hidden units that it may have."""
         return self._site_after(self.life.units + self._added_units()).room == 0
 
-    def redraw(self, blueprint: str, lives: SlotLives) -> bool:
-        """Turn a new seed into the one that planting the blueprint in another host would give.
-
-        Returns:
-            Whether the seed can be redrawn; if not, nothing has changed.
-        """
-        options = self._tensor_options()
-        # Weights are drawn in the default dtype on the CPU and converted then.
-        is_drawn_so = options["dtype"] == torch.get_default_dtype() and options["device"] == _CPU
-        if not find_blueprint(blueprint).can_redraw or not is_drawn_so:
-            return False
-        self._lives = lives
-        cast(Any, self.seed).redraw()
-        return True
-
     def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
         """Build a seed for the block with the hidden units that fossils added to it."""
         recipe = find_blueprint(blueprint)
@@ -369,7 +354,7 @@ class SeedSlot(BlockWrapper):
     def _layer(
         self, below: list[SeedSlot], part: SeedSlot | AbsorbedSeed, life: SlotLife
     ) -> SeedSlot:
-        lives = SlotLives(self._lives.slot_config, self._lives.growth_config)
+        lives = SlotStates(self._lives.slot_config, self._lives.growth_config)
         lives.set_life(self.name, life)
         layer = SeedSlot(self.site, below[-1] if below else self.block, lives, self._model[0])
         layer.seed, layer.gate, layer.form = part.seed, part.gate, part.form
@@ -399,10 +384,6 @@ class SeedSlot(BlockWrapper):
         """Return the modules of the fossils, the seed and its gate that are called."""
         parts = [*((part.seed, part.gate) for part in self.absorbed), (self.seed, self.gate)]
         return [module for part in parts for module in part if module is not None]
-
-    def seen_units(self) -> Neighbours:
-        """Return the committed units of other slots that a new seed would read or feed: none."""
-        return ()
 
     def parameter_homes(self) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
         """Return parameters of the host with those that were grown beside them.

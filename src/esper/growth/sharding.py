@@ -99,7 +99,8 @@ def shard(parts: Sequence[nn.Module], model: nn.Module) -> None:
         return
     from torch.distributed.fsdp import fully_shard
 
-    policy = next((policy for policy in map(_policy_of, _sharded_modules(model)) if policy), None)
+    states = [module._get_fsdp_state() for module in _sharded_modules(model)]
+    policy = next(filter(None, (getattr(state, "_mp_policy", None) for state in states)), None)
     options: dict[str, Any] = {} if policy is None else {"mp_policy": policy}
     for part in parts:
         if any(True for _ in part.parameters()) and find_mesh(part) is None:
@@ -150,10 +151,6 @@ def _sharded_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
-def _policy_of(module: Any) -> Any:
-    return getattr(module._get_fsdp_state(), "_mp_policy", None)
-
-
 def _forget_fsdp(module: nn.Module) -> None:
     """Remove the attributes and hooks of FSDP2 from a copied module."""
     own = module.__dict__
@@ -162,11 +159,11 @@ def _forget_fsdp(module: nn.Module) -> None:
     for name, hooks in own.items():
         if name.endswith("_hooks") and isinstance(hooks, dict):
             table = cast(dict[int, Any], hooks)
-            for key in [k for k, h in table.items() if _is_of_fsdp(h)]:
+            for key in [k for k, h in table.items() if isinstance(_owner_of(h), _NoState)]:
                 del table[key]
                 for flags in ("_with_kwargs", "_always_called"):
                     own.get(f"{name}{flags}", {}).pop(key, None)
 
 
-def _is_of_fsdp(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", None), _NoState)
+def _owner_of(hook: Any) -> Any:
+    return getattr(hook, "__self__", None)

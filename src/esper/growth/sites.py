@@ -6,7 +6,7 @@ Everything here is plain data, so a saved model's slots can be restored without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, cast
 
@@ -145,19 +145,6 @@ class PairLayer:
         is_conv = self.kind.startswith("Conv") and self.kind.endswith("d")
         return -1 - int(self.kind[-2]) if is_conv else -1
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> PairLayer:
-        """Return the layer that ``asdict`` gave."""
-        values = dict(values)
-        pairs = values.pop("settings")
-        settings = tuple((name, _frozen(value)) for name, value in pairs)
-        shape = tuple(values.pop("input_shape"))
-        return cls(**values, settings=settings, input_shape=shape)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(cast(list[Any], value)) if isinstance(value, list) else value
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
@@ -186,11 +173,7 @@ class Pair:
         return (self.producer, *self.norms, *self.consumers)
 
     def beside(self, neighbours: Iterable[tuple[Pair, int]]) -> Pair:
-        """Return the pair as a seed sees it that reads and feeds new units of other pairs.
-
-        Args:
-            neighbours: Other pairs and the number of their new units.
-        """
+        """Return the pair as a seed sees it that also reads and feeds new units of others."""
         producer, consumers = self.producer, list(self.consumers)
         for other, n_units in neighbours:
             for layer in other.consumers:
@@ -201,17 +184,6 @@ class Pair:
                 if layer.name == other.producer.name:
                     consumers[index] = replace(layer, n_out=layer.n_out + n_units)
         return replace(self, producer=producer, consumers=tuple(consumers))
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Pair:
-        """Return the pair that ``asdict`` gave."""
-        return cls(
-            producer=PairLayer.from_json(values["producer"]),
-            consumers=tuple(map(PairLayer.from_json, values["consumers"])),
-            norms=tuple(map(PairLayer.from_json, values["norms"])),
-            units=values["units"],
-            crossed=tuple(values["crossed"]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +229,7 @@ class SlotSite:
     pair: Pair | None = None
     """The pair of layers that the slot adds units to; None if the slot is on a block. The block's
     output is then the producer's."""
-    most_units: int | None = None
+    max_units: int | None = None
     """Hidden units that may be reached by widening; None for any number."""
     is_for_depth: bool = False
     """Whether only copies of the block grow here, because slots inside it widen its layers."""
@@ -280,9 +252,9 @@ class SlotSite:
     @property
     def room(self) -> int | None:
         """Hidden units that may be added; None for any number."""
-        if self.most_units is None or self.hidden == 0:
+        if self.max_units is None or self.hidden == 0:
             return None
-        return max(0, self.most_units - self.hidden)
+        return max(0, self.max_units - self.hidden)
 
     def __repr__(self) -> str:
         return f"SlotSite({self.name!r}, {self.kind.value}, width {self.width})"
@@ -321,9 +293,9 @@ class SlotSite:
 
     def limited(self, max_widening: float | None) -> SlotSite:
         """Return the site, before growth, with a limit on hidden units relative to its own."""
-        if max_widening is None or self.most_units is not None:
+        if max_widening is None or self.max_units is not None:
             return self
-        return replace(self, most_units=round(max_widening * self.hidden))
+        return replace(self, max_units=round(max_widening * self.hidden))
 
     def beside(self, neighbours: Iterable[tuple[Pair, int]]) -> SlotSite:
         """Return a pair's site as a seed sees it that reads and feeds new units of other pairs."""
@@ -332,32 +304,3 @@ class SlotSite:
         pair, shape = self.pair.beside(neighbours), list(self.input_shape)
         shape[pair.producer.unit_axis] = pair.producer.n_in
         return replace(self, pair=pair, input_shape=tuple(shape))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the site as JSON values."""
-        return asdict(self) | {"kind": self.kind.name.lower()}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> SlotSite:
-        """Return the site that :meth:`to_json` wrote."""
-        values = dict(values)
-        shape, path = values["input_shape"], values["path"]
-        values["kind"] = TensorKind[values["kind"].upper()]
-        values["output_shape"] = tuple(values["output_shape"])
-        values["input_shape"] = None if shape is None else tuple(shape)
-        values["path"] = None if path is None else _path_from_json(path)
-        # Files written before residual blocks were recognized have no identity.
-        if (identity := values.get("identity")) is not None:
-            names = {key: tuple(identity[key]) for key in ("zeroed", "norms")}
-            values["identity"] = BlockIdentity(**identity | names)
-        pair = values.get("pair")
-        values["pair"] = None if pair is None else Pair.from_json(pair)
-        return cls(**values)
-
-
-def _path_from_json(values: dict[str, Any]) -> BlockPath:
-    values = dict(values)
-    for key in ("first_conv", "second_conv"):
-        if values[key] is not None:
-            values[key] = ConvShape(**{name: tuple(v) for name, v in values[key].items()})
-    return BlockPath(**values)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import lru_cache
+from typing import Annotated
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import Bounds, NonNegativeInt, Settings
 from esper.errors import ActionSpecError
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.action_spec import ActionSpec
@@ -137,7 +138,7 @@ def growth_action_spec(slot_config: SlotConfig) -> ActionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowthAction:
+class GrowthAction(Settings):
     """One decoded action. Fields that the op does not read are ignored.
 
     Examples:
@@ -150,24 +151,10 @@ class GrowthAction:
     slot: str = ""
     blueprint: str = ""
     style: BlendStyle = BlendStyle.ADD_LINEAR
-    tempo_epochs: int = TEMPO_EPOCHS[0]
-    alpha_target: float = ALPHA_TARGETS[-1]
-    alpha_speed_epochs: int = ALPHA_SPEED_EPOCHS[0]
+    tempo_epochs: NonNegativeInt = TEMPO_EPOCHS[0]
+    alpha_target: Annotated[float, Bounds(above=0.0, maximum=1.0)] = ALPHA_TARGETS[-1]
+    alpha_speed_epochs: NonNegativeInt = ALPHA_SPEED_EPOCHS[0]
     alpha_curve: AlphaCurve = AlphaCurve.LINEAR
-
-    def __post_init__(self) -> None:
-        _require_member("op", self.op, Op)
-        _require_member("style", self.style, BlendStyle)
-        _require_member("alpha_curve", self.alpha_curve, AlphaCurve)
-        require_int("tempo_epochs", self.tempo_epochs, least=0)
-        require_int("alpha_speed_epochs", self.alpha_speed_epochs, least=0)
-        require_number("alpha_target", self.alpha_target, above=0.0, most=1.0)
-
-
-def _require_member(name: str, value: object, kind: type[Enum]) -> None:
-    if not isinstance(value, kind):
-        members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise ActionSpecError(f"{name} is {value!r}; it must be one of {members}.")
 
 
 WAIT = GrowthAction()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from esper.config.catalogue import BLUEPRINTS
-from esper.config.checks import require_bool, require_int
+from esper.config.checks import NonNegativeInt, check
 from esper.errors import SlotError, UnknownSlotError, did_you_mean
 
 BUILTIN_BLUEPRINTS = tuple(BLUEPRINTS)
@@ -47,9 +47,8 @@ class SlotConfig:
             object.__setattr__(self, "enabled", frozenset(_names("enabled", self.enabled)))
             for slot in sorted(self.enabled):
                 self.slot_index(slot)
-        if self.seed_limit is not None:
-            require_int("seed_limit", self.seed_limit, least=0)
-        require_bool("allow_finish", self.allow_finish)
+        check("seed_limit", self.seed_limit, NonNegativeInt | None)
+        check("allow_finish", self.allow_finish, bool)
         fits = {
             slot: frozenset(_names(f"fits[{slot!r}]", names)) for slot, names in self.fits.items()
         }

@@ -9,7 +9,7 @@ from esper.populations.host_data import (
     Objective,
     SquaredError,
 )
-from esper.populations.population import EpochReport, Evaluation, FirstSeed, Population, SlotArrays
+from esper.populations.population import EpochReport, Evaluation, FirstSeed, Population
 from esper.populations.sequential import SequentialPopulation
 from esper.populations.stacked import StackedPopulation
 
@@ -24,7 +24,6 @@ __all__ = [
     "Objective",
     "Population",
     "SequentialPopulation",
-    "SlotArrays",
     "SquaredError",
     "StackedPopulation",
     "make_population",

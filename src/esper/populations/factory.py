@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from esper.config.growth import GovernorConfig, GrowthConfig, PopulationConfig
-from esper.errors import ConfigError, UnsupportedHostError, did_you_mean
+from esper.config.checks import check
+from esper.config.growth import GrowthConfig, PopulationConfig
+from esper.errors import UnsupportedHostError
 from esper.growth.modules import count_parameters, seeded
 from esper.populations.host_data import HostSpec, Objective
 from esper.populations.population import BuildHost, Population
@@ -14,7 +15,6 @@ from esper.populations.sequential import SequentialPopulation
 from esper.populations.stacked import StackedPopulation
 
 Form = Literal["auto", "sequential", "stacked"]
-FORMS: tuple[str, ...] = ("auto", "sequential", "stacked")
 
 MAX_STACKED_PARAMETERS = 200_000
 """Largest host for which stacking is faster, as measured in benchmarks/README.md."""
@@ -31,7 +31,6 @@ def make_population(
     form: Form = "auto",
     objective: Objective | None = None,
     growth_config: GrowthConfig | None = None,
-    governor_config: GovernorConfig | None = None,
 ) -> Population:
     """Return a population of hosts, by default in the form that trains them faster.
 
@@ -42,7 +41,6 @@ def make_population(
         form: "stacked", "sequential", or "auto" to use the faster one that supports the design.
         objective: Loss and metric; classification by default.
         growth_config: Minimum number of epochs in each stage; by default the built host's.
-        governor_config: When a loss counts as an outlier.
 
     Raises:
         ConfigError: If ``form`` is unknown.
@@ -58,29 +56,20 @@ def make_population(
         >>> hosts = esper.make_population(build, specs)
         >>> report = hosts.train_epoch()
     """
-    if form not in FORMS:
-        raise ConfigError(
-            f"form is {form!r}; it must be one of {', '.join(FORMS)}.{did_you_mean(form, FORMS)}"
-        )
-
-    def make(kind: type[Population]) -> Population:
-        return kind(
-            build,
-            specs,
-            config,
-            objective=objective,
-            growth_config=growth_config,
-            governor_config=governor_config,
-        )
-
+    check("form", form, Form)
+    options: dict[str, Any] = {"objective": objective, "growth_config": growth_config}
     if form == "stacked":
-        return make(StackedPopulation)
+        return StackedPopulation(build, specs, config, **options)
     if form == "auto" and len(specs) >= MIN_STACKED_HOSTS and _is_small(build, specs[0]):
         try:
-            return make(StackedPopulation)
+            stacked = StackedPopulation(build, specs, config, **options)
         except UnsupportedHostError:
             pass
-    return make(SequentialPopulation)
+        else:
+            # Convolutions of many hosts are faster than those of one in the kernel alone.
+            if specs[0].data.train_inputs.ndim != 4 or stacked.vector_hosts.has_program(0):
+                return stacked
+    return SequentialPopulation(build, specs, config, **options)
 
 
 def _is_small(build: BuildHost, spec: HostSpec) -> bool:

@@ -20,14 +20,7 @@ from esper.populations.rows import ActiveRows, RowStore
 def decay_weights(
     values: Tensor, gradient: Tensor, rates: Tensor, config: PopulationConfig
 ) -> None:
-    """Apply weight decay in place: decoupled for adamw, through the gradient otherwise.
-
-    Args:
-        values: ``[T]`` parameters.
-        gradient: ``[T]`` gradient.
-        rates: ``[T]`` learning rates.
-        config: The optimizer and its settings.
-    """
+    """Apply weight decay in place, ``[T]`` each: decoupled for adamw, else through the gradient."""
     if config.weight_decay and config.optimizer == "adamw":
         values.mul_(1.0 - rates * config.weight_decay)
     elif config.weight_decay:
@@ -65,14 +58,9 @@ def adam_factors(
 def update_by_adam(
     data: Tensor, gradient: Tensor, factors: Tensor, floors: Tensor, config: PopulationConfig
 ) -> None:
-    """Update parameters in place like ``torch.optim.Adam``.
+    """Update parameters and both moments, ``[3, T]``, in place like ``torch.optim.Adam``.
 
-    Args:
-        data: ``[3, T]`` parameters, first moments, second moments.
-        gradient: ``[T]`` gradient; overwritten.
-        factors: ``[T]`` from :func:`adam_factors`.
-        floors: ``[T]`` from :func:`adam_factors`.
-        config: The optimizer's settings.
+    Factors and floors ``[T]`` are from :func:`adam_factors`. The gradient is overwritten.
     """
     values, mean, square = data
     mean.lerp_(gradient, 1.0 - config.beta1)
@@ -90,15 +78,15 @@ class FlatOptimizer:
     """
 
     def __init__(self, blocks: Sequence[tuple[RowStore, slice]], learning_rates: Floats) -> None:
-        """Copy rows.
-
-        Args:
-            blocks: Stores, and the rows to copy.
-            learning_rates: ``[R]`` learning rate of each row, block after block.
-        """
+        """Copy rows of stores, each with its learning rate, ``[R]``, block after block."""
         self.blocks = blocks
         self.learning_rates = learning_rates
-        self._pieces = [piece for store, rows in blocks for piece in _pieces_of(store, rows)]
+        self._pieces = [
+            piece
+            for store, rows in blocks
+            for piece in torch.split(store.data[:, rows], store.sizes, 2)
+        ]
+        """Views of each parameter of some rows with its moments, ``[1 + M, rows, size]``."""
         self.data = torch.cat([piece.flatten(1) for piece in self._pieces], 1)
         """``[1 + M, T]`` parameters, then each moment."""
         self.gradient = torch.zeros_like(self.data[0])
@@ -176,8 +164,3 @@ class FlatOptimizer:
         """Repeat a value of each row ``[R]`` for each of its parameters, ``[T]``."""
         values = torch.from_numpy(by_row).to(out.dtype)
         return torch.index_select(values, 0, self._row_of, out=out)
-
-
-def _pieces_of(store: RowStore, rows: slice) -> tuple[Tensor, ...]:
-    """Return views of each parameter of some rows with its moments, ``[1 + M, rows, size]``."""
-    return torch.split(store.data[:, rows], store.sizes, 2)

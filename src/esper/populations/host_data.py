@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 from weakref import WeakSet
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from esper.config.checks import require_int, require_number, require_seed
-from esper.errors import ConfigError, ShapeError
+from esper.config.checks import PositiveFloat, PositiveInt, Seed, Settings
+from esper.errors import ConfigError, ShapeError, message_of
 from esper.formatting import array_text
 from esper.growth.sites import describe
-from esper.growth.slot_lives import SlotLife
+from esper.growth.slot_states import SlotLife
 from esper.modes import evaluation_mode
 
 Split = Literal["train", "validation", "final"]
@@ -67,10 +67,6 @@ class HostData:
         )
         return f"HostData({sizes}; inputs {array_text(self.train_inputs)})"
 
-    def has_split(self, name: Split) -> bool:
-        """Return whether the data have a split."""
-        return name != "final" or self.final_inputs is not None
-
     def split(self, name: Split) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of a split."""
         if name == "train":
@@ -83,7 +79,7 @@ class HostData:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HostSpec:
+class HostSpec(Settings):
     """The random seed, data and settings of one host.
 
     Examples:
@@ -93,26 +89,18 @@ class HostSpec:
         0.01
     """
 
-    seed: int
+    seed: Seed
     """Random seed for its weights, its seeds' weights and its batch order."""
     data: HostData
-    learning_rate: float | None = None
+    learning_rate: PositiveFloat | None = None
     """Learning rate; None for the population's."""
     build: BuildHost | None = None
     """Builds this host if it is smaller than the population's design; None for the design. Each of
     its tensors must fit in the leading corner of the design's."""
-    batch_size: int | None = None
+    batch_size: PositiveInt | None = None
     """Batch size; None for the population's."""
-    batches_per_epoch: int | None = None
+    batches_per_epoch: PositiveInt | None = None
     """Batches per epoch; None for the population's."""
-
-    def __post_init__(self) -> None:
-        require_seed(self.seed)
-        for name in ("batch_size", "batches_per_epoch"):
-            if getattr(self, name) is not None:
-                require_int(name, getattr(self, name), least=1)
-        if self.learning_rate is not None:
-            require_number("learning_rate", self.learning_rate, above=0.0)
 
 
 class BatchOrder:
@@ -183,6 +171,26 @@ class HostState:
         return {key.removeprefix(prefix): value for key, value in found.items()}
 
 
+def join_states(states: Iterable[HostState]) -> dict[str, Any]:
+    """Return the states of hosts as the tensors of all and the facts of each."""
+    states = list(states)
+    tensors = {
+        f"{host}/{name}": tensor
+        for host, state in enumerate(states)
+        for name, tensor in state.tensors.items()
+    }
+    return {"tensors": tensors, "facts": [state.facts for state in states]}
+
+
+def split_states(joined: dict[str, Any]) -> list[HostState]:
+    """Return the states that :func:`join_states` joined."""
+    states = [HostState({}, facts) for facts in joined["facts"]]
+    for name, tensor in joined["tensors"].items():
+        host, _, rest = name.partition("/")
+        states[int(host)].tensors[rest] = tensor
+    return states
+
+
 @dataclass(frozen=True)
 class Ablation:
     """Which seeds an evaluation leaves out, besides those that do not affect the output."""
@@ -227,9 +235,9 @@ class CrossEntropy:
         Raises:
             ValueError: If a target is out of range.
         """
-        least, most = int(targets.min()), int(targets.max())
-        if least < 0 or most >= n_classes:
-            wrong = least if least < 0 else most
+        minimum, maximum = int(targets.min()), int(targets.max())
+        if minimum < 0 or maximum >= n_classes:
+            wrong = minimum if minimum < 0 else maximum
             raise ValueError(f"target {wrong} is out of range; it must be 0 to {n_classes - 1}.")
 
     def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -293,9 +301,7 @@ class DataCheck:
         if data in self._fitting:
             return
         form = sample_form(data)
-        for split in SPLITS:
-            if not data.has_split(split):
-                continue
+        for split in SPLITS if data.final_inputs is not None else SPLITS[:2]:
             inputs, targets = data.split(split)
             own = _form_of(inputs, targets)
             if own != form:
@@ -317,8 +323,7 @@ class DataCheck:
                 problem = self._find_problem(outputs, targets, rows)
         # A user's model and objective may raise anything.
         except Exception as error:
-            problem = (str(error).splitlines() or [""])[0] or type(error).__name__
-            cause = error
+            problem, cause = message_of(error) or type(error).__name__, error
         if problem is not None:
             where = "" if split == "train" else f" in its {split} split"
             raise ConfigError(
@@ -363,8 +368,8 @@ def _range_of(numbers: Tensor) -> Kind:
     """Return the range of integers, which a model may use as indices; empty for other dtypes."""
     if not _is_integer(numbers):
         return ()
-    least, most = torch.aminmax(numbers)
-    return least.item(), most.item()
+    minimum, maximum = torch.aminmax(numbers)
+    return minimum.item(), maximum.item()
 
 
 def _is_integer(numbers: Tensor) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +15,19 @@ from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError
 from esper.growth.blueprints import find_blueprint
 from esper.growth.blueprints.deepening import BlockCopy
-from esper.growth.blueprints.widening import PairSeed, WidenSeed
+from esper.growth.blueprints.widening import PairSeed
 from esper.growth.footprint import count_flops, forward_flops, training_step_flops
-from esper.growth.gradmax import maximise_gradient
 from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import count_parameters, named_tensors
 from esper.growth.residual_blocks import BlockCall, record_blocks
 from esper.growth.seed_slot import AbsorbedSeed, SeedSlot, slot_size
 from esper.growth.sites import SlotSize
-from esper.growth.slot_lives import Fossil, Neighbours, SlotLife, SlotLives
+from esper.growth.slot_states import Fossil, Neighbours, SlotLife, SlotStates
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import NO_ABLATION, Ablation, HostState
 from esper.populations.rows import Shape, shapes_of
 from esper.populations.stacking import KnownKinds, kind_of
-
-if TYPE_CHECKING:
-    from esper.populations.population import Population
 
 _counts = KnownKinds()
 
@@ -52,11 +47,7 @@ def make_optimizer(
     decay, is_fused = config.weight_decay, fused or None
     if config.optimizer == "sgd":
         return SGD(
-            parameters,
-            learning_rate,
-            momentum=config.momentum,
-            weight_decay=decay,
-            fused=is_fused,
+            parameters, learning_rate, momentum=config.momentum, weight_decay=decay, fused=is_fused
         )
     betas = (config.beta1, config.beta2)
     kind = Adam if config.optimizer == "adam" else AdamW
@@ -68,17 +59,6 @@ def make_optimizer(
         weight_decay=decay,
         fused=is_fused,
     )
-
-
-def start_with_gradmax(model: nn.Module, slot: str, population: Population, host: int) -> None:
-    """Initialize a widening seed by GradMax on the host's first samples; skip other seeds."""
-    if not isinstance(slots(model)[slot].seed, WidenSeed):
-        return
-    model.train()
-    n = population.config.batch_size
-    inputs, targets = (part[:n] for part in population.specs[host].data.split("train"))
-    objective = population.objective
-    maximise_gradient(model, slot, lambda: objective.losses(model(inputs), targets).mean())
 
 
 def parts_of(host_slots: HostSlots, own: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -106,12 +86,9 @@ def _seed_parts(held: SeedSlot | AbsorbedSeed) -> dict[str, dict[str, Tensor]]:
 
 
 def part_name(kind: str, slot: str, fossil: int | None) -> str:
-    """Return the name of the part of a host state that holds a seed or gate.
+    """Return the name of the part of a host state that holds a seed, its links or its gate.
 
-    Args:
-        kind: ``"seed"``, ``"links"`` or ``"gate"``.
-        slot: The slot's name.
-        fossil: The number of the fossil in its slot; None for the seed that grows there.
+    ``fossil`` is the number of the fossil in its slot; None for the seed that grows there.
     """
     return f"{kind}/{slot}" if fossil is None else f"fossil/{fossil}/{kind}/{slot}"
 
@@ -175,12 +152,9 @@ class CostTable:
     """FLOPs per sample of hosts of one size."""
 
     def __init__(self, host: nn.Module, sample: Tensor, *, like: CostTable | None = None) -> None:
-        """Count the FLOPs of a host.
+        """Count the FLOPs of a host with empty slots on a few samples.
 
-        Args:
-            host: A host with empty slots.
-            sample: A few samples of its input.
-            like: The table of a host with the same slots, whose seed counts are shared.
+        The counts of seeds are shared with the table of a host that is ``like`` it in its slots.
         """
         self.host_forward = forward_flops(host, sample) / len(sample)
         self.host_training = training_step_flops(host, sample) / len(sample)
@@ -190,7 +164,7 @@ class CostTable:
         """The size of each slot."""
         self._sites = {site.name: site for site in slots(host).sites}
         # Not the host's own, because its fossils would change what is counted.
-        self._lives = SlotLives(slots(host).slot_config, slots(host).lives.growth_config)
+        self._lives = SlotStates(slots(host).slot_config, slots(host).lives.growth_config)
         places = slots(host).items()
         self._blocks = {name: p.block for name, p in places if p.site.identity is not None}
         self._calls = record_blocks(host, self._blocks, sample)
@@ -201,21 +175,12 @@ class CostTable:
             self._count = like._count
 
     def seed_work(
-        self,
-        slot: str,
-        blueprint: str,
-        is_gated: bool,
-        units: int = 0,
-        neighbours: Neighbours = (),
+        self, slot: str, blueprint: str, is_gated: bool, units: int = 0, neighbours: Neighbours = ()
     ) -> SeedWork:
         """Return the FLOPs and the size of a seed, including its gate.
 
-        Args:
-            slot: The slot's name.
-            blueprint: The seed's blueprint.
-            is_gated: Whether it has a learned gate.
-            units: Hidden units that fossils added to the block before it.
-            neighbours: Units of other pairs that a seed on a pair reads or feeds.
+        They depend on the hidden units that fossils added to the block before it and, on a pair, on
+        the units of other pairs that it reads or feeds.
         """
         if find_blueprint(blueprint).copies_block:
             return self._count_copy(slot, blueprint, is_gated, 0, ())
@@ -225,7 +190,7 @@ class CostTable:
         """Return the number of parameters of all fossils of a slot."""
         return sum(work.parameters for work in self._fossil_work(slot, life))
 
-    def training_flops(self, lives: SlotLives) -> float:
+    def training_flops(self, lives: SlotStates) -> float:
         """Return the FLOPs of training a host in this state on one sample."""
         total = self.host_training
         for name, life in lives.items():
@@ -236,7 +201,7 @@ class CostTable:
                 total += self._work(name, life).blended
         return total
 
-    def evaluation_flops(self, lives: SlotLives, ablation: Ablation = NO_ABLATION) -> float:
+    def evaluation_flops(self, lives: SlotStates, ablation: Ablation = NO_ABLATION) -> float:
         """Return the FLOPs of evaluating a host in this state on one sample."""
         total = self.host_forward
         for name, life in lives.items():
@@ -249,9 +214,10 @@ class CostTable:
         return self.seed_work(slot, life.blueprint, _is_gated(life), life.units, life.connections)
 
     def _fossil_work(self, slot: str, life: SlotLife) -> list[SeedWork]:
+        before = accumulate((fossil.units for fossil in life.fossils), initial=0)
         return [
             self.seed_work(slot, fossil.blueprint, _is_gated(fossil), units, fossil.connections)
-            for fossil, units in _with_units(life)
+            for fossil, units in zip(life.fossils, before, strict=False)
         ]
 
     def _count_seed(
@@ -284,12 +250,6 @@ class CostTable:
 
 def _is_gated(seed: SlotLife | Fossil) -> bool:
     return seed.style == BlendStyle.LEARNED_GATE
-
-
-def _with_units(life: SlotLife) -> list[tuple[Fossil, int]]:
-    """Return each fossil with the hidden units that those before it added."""
-    before = accumulate((fossil.units for fossil in life.fossils), initial=0)
-    return list(zip(life.fossils, before, strict=False))
 
 
 class _CalledCopy(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -10,18 +9,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from esper.arrays import Floats, Integers
-from esper.config.growth import GovernorConfig, GrowthConfig, PopulationConfig
+from esper.arrays import Floats
+from esper.config.growth import GrowthConfig, PopulationConfig
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError, IllegalActionError, SlotError
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters, seeded
-from esper.growth.slot_lives import Fossil, Outcome, SlotLife, SlotLives, is_gate_open
+from esper.growth.slot_states import Fossil, Outcome, SlotLife, SlotStates, is_gate_open
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
+from esper.lifecycle.slot_arrays import NO_BLUEPRINT, SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import (
@@ -34,119 +33,47 @@ from esper.populations.host_data import (
     HostState,
     Objective,
     Split,
+    join_states,
+    split_states,
 )
 from esper.populations.host_models import CostTable, load_model
-
-NO_BLUEPRINT = -1
 
 _STYLE_NUMBERS = {style: number for number, style in enumerate(STYLES)}
 _CURVE_NUMBERS = {curve: number for number, curve in enumerate(ALPHA_CURVES)}
 
 
-@dataclass(frozen=True, eq=False)
-class SlotArrays:
-    """The state of all slots as arrays ``[N, S]``, for action masks and observations.
+def write_slot(
+    arrays: SlotArrays,
+    at: tuple[int, int],
+    life: SlotLife,
+    slot_config: SlotConfig,
+    growth_config: GrowthConfig,
+) -> None:
+    """Write the state of one slot of one host."""
+    schedule = life.schedule
+    has_ramped = life.affects_output or not schedule.is_at_rest
+    arrays.stage[at] = life.stage
+    arrays.age_epochs[at] = life.age_epochs
+    arrays.stage_epochs[at] = life.stage_epochs
+    arrays.alpha[at] = life.alpha
+    arrays.alpha_target[at] = schedule.target if has_ramped else life.alpha_target
+    arrays.alpha_at_rest[at] = schedule.is_at_rest
+    arrays.is_gate_open[at] = is_gate_open(life, growth_config)
+    arrays.ramp_epochs_left[at] = max(0, schedule.n_epochs - schedule.epoch)
+    arrays.blueprint[at] = (
+        slot_config.blueprint_index(life.blueprint) if life.has_seed else NO_BLUEPRINT
+    )
+    arrays.style[at] = _STYLE_NUMBERS[life.style]
+    arrays.curve[at] = _CURVE_NUMBERS[schedule.curve]
 
-    A population updates an entry when a slot changes, so that reading is free.
-    """
 
-    stage: Integers
-    age_epochs: Integers
-    stage_epochs: Integers
-    alpha: Floats
-    alpha_target: Floats
-    """Target of the current ramp, or of the first one if it has not started."""
-    alpha_at_rest: NDArray[np.bool_]
-    is_gate_open: NDArray[np.bool_]
-    """False where a seed has spent too few epochs in its stage to leave it."""
-    ramp_epochs_left: Integers
-    """Epochs until alpha reaches its target."""
-    blueprint: Integers
-    """The blueprint head's choice; -1 without a seed."""
-    style: Integers
-    curve: Integers
-    n_fossils: Integers
-    """Number of seeds that have become part of the block."""
-    fossil_units: Integers
-    """Hidden units that they added to the block's own."""
-    fossil_parameters: Integers
-
-    @property
-    def is_blended(self) -> NDArray[np.bool_]:
-        """Slots whose seed affects the output and is not committed."""
-        return (self.blueprint >= 0) & (self.alpha > 0.0) & (self.stage != Stage.FOSSILIZED)
-
-    @classmethod
-    def blank(cls, n_hosts: int, n_slots: int) -> SlotArrays:
-        """Return the arrays of hosts with dormant slots."""
-        shape = (n_hosts, n_slots)
-        return cls(
-            stage=np.zeros(shape, np.int64),
-            age_epochs=np.zeros(shape, np.int64),
-            stage_epochs=np.zeros(shape, np.int64),
-            alpha=np.zeros(shape),
-            alpha_target=np.zeros(shape),
-            alpha_at_rest=np.ones(shape, np.bool_),
-            is_gate_open=np.ones(shape, np.bool_),
-            ramp_epochs_left=np.zeros(shape, np.int64),
-            blueprint=np.full(shape, NO_BLUEPRINT, np.int64),
-            style=np.zeros(shape, np.int64),
-            curve=np.zeros(shape, np.int64),
-            n_fossils=np.zeros(shape, np.int64),
-            fossil_units=np.zeros(shape, np.int64),
-            fossil_parameters=np.zeros(shape, np.int64),
-        )
-
-    def rows(self, hosts: slice) -> SlotArrays:
-        """Return the arrays of some hosts, which share memory with these."""
-        return SlotArrays(
-            **{field.name: getattr(self, field.name)[hosts] for field in fields(self)}
-        )
-
-    def columns(self, n_slots: int) -> SlotArrays:
-        """Return the arrays of the first slots, which share memory with these."""
-        return SlotArrays(
-            **{field.name: getattr(self, field.name)[:, :n_slots] for field in fields(self)}
-        )
-
-    def clear(self) -> None:
-        """Make all slots dormant."""
-        for field in fields(self):
-            getattr(self, field.name)[...] = 0
-        self.alpha_at_rest[...] = self.is_gate_open[...] = True
-        self.blueprint[...] = NO_BLUEPRINT
-
-    def write(
-        self,
-        host: int,
-        slot: str,
-        life: SlotLife,
-        slot_config: SlotConfig,
-        growth_config: GrowthConfig,
-    ) -> None:
-        """Write the state of one slot of one host."""
-        at = host, slot_config.slot_index(slot)
-        schedule = life.schedule
-        has_ramped = life.affects_output or not schedule.is_at_rest
-        self.stage[at] = life.stage
-        self.age_epochs[at] = life.age_epochs
-        self.stage_epochs[at] = life.stage_epochs
-        self.alpha[at] = life.alpha
-        self.alpha_target[at] = schedule.target if has_ramped else life.alpha_target
-        self.alpha_at_rest[at] = schedule.is_at_rest
-        self.is_gate_open[at] = is_gate_open(life, growth_config)
-        self.ramp_epochs_left[at] = max(0, schedule.n_epochs - schedule.epoch)
-        self.blueprint[at] = (
-            slot_config.blueprint_index(life.blueprint) if life.has_seed else NO_BLUEPRINT
-        )
-        self.style[at] = _STYLE_NUMBERS[life.style]
-        self.curve[at] = _CURVE_NUMBERS[schedule.curve]
-
-    def write_fossils(self, at: tuple[int, int], life: SlotLife, n_parameters: int) -> None:
-        """Write the fossils of one slot of one host, which have so many parameters together."""
-        self.n_fossils[at] = len(life.fossils)
-        self.fossil_units[at] = life.units
-        self.fossil_parameters[at] = n_parameters
+def write_fossils(
+    arrays: SlotArrays, at: tuple[int, int], life: SlotLife, n_parameters: int
+) -> None:
+    """Write the fossils of one slot of one host, which have so many parameters together."""
+    arrays.n_fossils[at] = len(life.fossils)
+    arrays.fossil_units[at] = life.units
+    arrays.fossil_parameters[at] = n_parameters
 
 
 FACTS = frozenset({"lives", "n_germinated", "losses", "batch_order", "is_finished"})
@@ -169,6 +96,12 @@ class EpochReport:
     """``[N]`` standard deviation of the batches' gradient norms, relative to their mean."""
     interventions: dict[int, GovernorReport]
     """The governor's report for each host that was rolled back."""
+
+    @classmethod
+    def blank(cls, n_hosts: int, n_slots: int) -> EpochReport:
+        """Return a report of hosts that were not trained."""
+        losses, norms, flops, noise = np.zeros((4, n_hosts))
+        return cls(losses, norms, flops, np.zeros((n_hosts, n_slots)), noise, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +134,6 @@ class Population(ABC):
         *,
         objective: Objective | None = None,
         growth_config: GrowthConfig | None = None,
-        governor_config: GovernorConfig | None = None,
     ) -> None:
         """Build the hosts.
 
@@ -211,7 +143,6 @@ class Population(ABC):
             config: Training settings.
             objective: Loss and metric; classification by default.
             growth_config: Minimum number of epochs in each stage; by default the built host's.
-            governor_config: When a loss counts as an outlier.
         """
         if not specs:
             raise ConfigError("specs is empty; pass at least one HostSpec.")
@@ -220,7 +151,6 @@ class Population(ABC):
         self.config = config or PopulationConfig()
         self.objective = objective or CrossEntropy()
         self.growth_config = growth_config
-        self.governor_config = governor_config or GovernorConfig()
         self.template = self._build(build, specs[0].seed)
         """A host of the full design; every host has its size or is smaller."""
         n_weights = count_parameters(self.template)
@@ -249,20 +179,6 @@ class Population(ABC):
     def __repr__(self) -> str:
         n_weights = count_parameters(self.template)
         return f"{type(self).__name__}({self.n_hosts} hosts of {n_weights:,} parameters)"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Population:
-        """Return an independent population in the same state; data are shared."""
-        twin = type(self)(
-            self.build,
-            self.specs,
-            self.config,
-            objective=copy.deepcopy(self.objective, memo),
-            growth_config=self.growth_config,
-            governor_config=self.governor_config,
-        )
-        memo[id(self)] = twin
-        twin.load_state_dict(self.state_dict())
-        return twin
 
     @property
     def n_hosts(self) -> int:
@@ -334,7 +250,7 @@ class Population(ABC):
         """Return the mean loss and the mean metric of each host."""
 
     @abstractmethod
-    def lives(self, host: int) -> SlotLives:
+    def lives(self, host: int) -> SlotStates:
         """Return the lives of a host's slots."""
 
     @abstractmethod
@@ -384,14 +300,8 @@ class Population(ABC):
             self.finish(host)
         return outcome
 
-    def apply_all(self, actions: Sequence[GrowthAction]) -> list[Outcome]:
-        """Apply one action to each host."""
-        if len(actions) != self.n_hosts:
-            raise SlotError(f"got {len(actions)} actions for {self.n_hosts} hosts; pass one each.")
-        return [self.apply(host, action) for host, action in enumerate(actions)]
-
     def plant(self, host: int, seeds: Sequence[FirstSeed]) -> None:
-        """Start a host with committed seeds: the static network that growth would lead to.
+        """Start a host with committed seeds: the network that growth would lead to.
 
         Each seed has the weights that germination would give it and is at its alpha target from the
         first batch on, without isolated training or gates.
@@ -440,22 +350,13 @@ class Population(ABC):
 
     def write_slots_to(self, arrays: SlotArrays) -> None:
         """Keep the state of all slots in the first columns of these arrays from now on."""
-        own = arrays.columns(self.slot_config.max_slots)
-        for field in fields(SlotArrays):
-            getattr(own, field.name)[...] = getattr(self._slot_arrays, field.name)
+        own = arrays.view((slice(None), slice(self.slot_config.max_slots)))
+        own.assign(..., self._slot_arrays)
         self._slot_arrays = own
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all hosts as tensors and plain values."""
-        states = [self.get_state(host) for host in range(self.n_hosts)]
-        return {
-            "tensors": {
-                f"{host}/{name}": tensor
-                for host, state in enumerate(states)
-                for name, tensor in state.tensors.items()
-            },
-            "facts": [state.facts for state in states],
-        }
+        return join_states(self.get_state(host) for host in range(self.n_hosts))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned.
@@ -463,16 +364,11 @@ class Population(ABC):
         Raises:
             ConfigError: If the state belongs to other hosts; no host is then changed.
         """
-        facts = state["facts"]
-        if len(facts) != self.n_hosts:
+        states = split_states(state)
+        if len(states) != self.n_hosts:
             raise ConfigError(
-                f"the state has {len(facts)} hosts, but the population has {self.n_hosts}."
+                f"the state has {len(states)} hosts, but the population has {self.n_hosts}."
             )
-        by_host: list[dict[str, Tensor]] = [{} for _ in facts]
-        for name, tensor in state["tensors"].items():
-            host, _, rest = name.partition("/")
-            by_host[int(host)][rest] = tensor
-        states = [HostState(*pair) for pair in zip(by_host, facts, strict=True)]
         for host, host_state in enumerate(states):
             self._require_state(host, host_state)
         for host, host_state in enumerate(states):
@@ -513,7 +409,7 @@ class Population(ABC):
         if (n_found := len(state.facts["losses"])) != LossWatch.N_STATISTICS:
             raise ConfigError(
                 f"the state of host {host} has {n_found} loss statistics instead of "
-                f"{LossWatch.N_STATISTICS}; it is from another version of Esper, so start again."
+                f"{LossWatch.N_STATISTICS}."
             )
         try:
             load_model(self.build_host(self.specs[host]), state)
@@ -563,19 +459,20 @@ class Population(ABC):
             spec.batches_per_epoch or config.batches_per_epoch,
         )
 
-    def _follow(self, host: int, lives: SlotLives) -> None:
+    def _follow(self, host: int, lives: SlotStates) -> None:
         """Keep the slot arrays in sync with a host's lives."""
         lives.on_change = partial(self._on_slot_change, host, lives)
         for slot, life in lives.items():
             self._on_slot_change(host, lives, slot, life)
 
-    def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
+    def _on_slot_change(self, host: int, lives: SlotStates, slot: str, life: SlotLife) -> None:
         arrays, at = self._slot_arrays, (host, self.slot_config.slot_index(slot))
-        arrays.write(host, slot, life, self.slot_config, lives.growth_config)
+        write_slot(arrays, at, life, self.slot_config, lives.growth_config)
         # Fossils are never changed, only replaced.
         if self._written_fossils.get(at) is not life.fossils:
             self._written_fossils[at] = life.fossils
-            arrays.write_fossils(at, life, self.costs_of(host).fossil_parameters(slot, life))
+            n_parameters = self.costs_of(host).fossil_parameters(slot, life)
+            write_fossils(arrays, at, life, n_parameters)
 
     def _shared_facts(self, host: int) -> dict[str, Any]:
         return {

@@ -22,11 +22,6 @@ from esper.growth.modules import named_tensors
 Shape = tuple[int, ...]
 
 
-def is_corner(shape: Shape, of: Shape) -> bool:
-    """Return whether a tensor of one shape fits in the corner of another."""
-    return len(shape) == len(of) and all(a <= b for a, b in zip(shape, of, strict=True))
-
-
 def cut_corner(tensor: Tensor, shape: Shape) -> Tensor:
     """Return a view of the leading corner of a tensor."""
     for axis, size in enumerate(shape):
@@ -56,8 +51,9 @@ def find_misfit(shapes: Mapping[str, Shape], design: Mapping[str, Shape]) -> str
         owner = "the design" if name in design else "the host"
         return f"only {owner} has a tensor {name}"
     for name, shape in shapes.items():
-        if not is_corner(shape, design[name]):
-            return f"{name} has shape {list(shape)}, the design's has {list(design[name])}"
+        whole = design[name]
+        if len(shape) != len(whole) or any(a > b for a, b in zip(shape, whole, strict=True)):
+            return f"{name} has shape {list(shape)}, the design's has {list(whole)}"
     return None
 
 
@@ -105,22 +101,13 @@ class RowStore:
         """Each moment of each row's parameters, ``[R, P]``."""
         return {name: self.data[index] for index, name in enumerate(self.moment_names, start=1)}
 
-    def copied(self, spare: RowStore | None = None) -> RowStore:
-        """Return a copy that shares no mutable state.
-
-        Args:
-            spare: A store that is no longer needed, whose memory may be used: writing to new
-                memory takes several times as long.
-        """
+    def copied(self) -> RowStore:
+        """Return a copy that shares no mutable state."""
         twin = RowStore.__new__(RowStore)
         twin.__dict__.update(self.__dict__)
         twin.hosts, twin.own_shapes = list(self.hosts), list(self.own_shapes)
         twin.rows = dict(self.rows)
-        memory = None if spare is None else spare._memory
-        if memory is None or memory.shape != self._memory.shape or memory.dtype != self.data.dtype:
-            memory = torch.empty_like(self._memory)
-        twin._memory = memory
-        twin.data = memory[:, : len(self)].copy_(self.data)
+        twin.data = twin._memory = self.data.clone()
         twin.steps = self.steps.copy()
         twin.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return twin
@@ -236,14 +223,9 @@ class RowStore:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return named parameters as one row ``[P]``, with zeros for missing ones."""
-        zeros = self.data.new_zeros
-        parts = [
-            pad_corner(tensors[name], shape).reshape(-1).to(self.data)
-            if name in tensors
-            else zeros(size)
-            for (name, shape), size in zip(self.shapes.items(), self.sizes, strict=True)
-        ]
-        return torch.cat(parts) if parts else zeros(0)
+        row = self.data.new_zeros(sum(self.sizes))
+        self._place(row, tensors)
+        return row
 
     def _named(self, flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
         parts = torch.split(flat, self.sizes)

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.growth.governor import LossWatch
-from esper.growth.slot_lives import Fossil, SlotLife
+from esper.growth.slot_states import Fossil, SlotLife
 from esper.populations.flat_optimizer import FlatOptimizer
 from esper.populations.host_data import NO_ABLATION, Ablation
 from esper.populations.rows import ActiveRows, RowStore
 from esper.populations.stacked_slots import Layer, LayerGroups, Member, StackedSeed
-from esper.populations.stacking import stack_inputs
 
 if TYPE_CHECKING:
     from esper.populations.stacked import StackedPopulation
@@ -69,39 +68,6 @@ class EpochTally:
         self.norm_squares[hosts] += norms * norms
         self.seed_norms[hosts] += seed_norms
         self.counts[hosts] += 1.0
-
-    def record_host(
-        self,
-        watch: LossWatch,
-        host: int,
-        losses: NDArray[Any],
-        norms: NDArray[Any],
-        seed_norms: NDArray[Any],
-        flops: float,
-    ) -> bool:
-        """Record all steps of one host at once, if they are good; return whether they are.
-
-        Args:
-            watch: Loss statistics; the losses are added.
-            host: The host.
-            losses: ``[T]`` loss of each step.
-            norms: ``[T]`` gradient norms.
-            seed_norms: ``[T, S]`` gradient norms of each seed.
-            flops: FLOPs of a step.
-        """
-        own: list[float] = losses.tolist()
-        if not self.is_alive[host] or not np.isfinite(norms).all() or not watch.add_all(own, host):
-            return False
-        added = ((self.losses, losses), (self.norms, norms), (self.norm_squares, norms * norms))
-        for sums, steps in added:
-            # One after the other, because the order of additions matters to the last bit.
-            sums[host] = np.add.accumulate(np.concatenate([sums[host : host + 1], steps]))[-1]
-        if seed_norms.any():
-            for step in seed_norms:
-                self.seed_norms[host] += step
-        self.flops[host] = np.add.accumulate(np.array([self.flops[host], *[flops] * len(own)]))[-1]
-        self.counts[host] += float(len(own))
-        return True
 
     def check_losses(
         self,
@@ -190,7 +156,7 @@ class Segment:
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each host on its own batch ``[K, B, ...]``."""
-        outputs = self.design.net(stack_inputs(inputs))
+        outputs = self.design.net(inputs)
         return self.population.objective.losses(outputs, targets).flatten(1).mean(1)
 
     def check_losses(self, inputs: Tensor, targets: Tensor, tally: EpochTally) -> None:

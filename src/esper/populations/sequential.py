@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,17 @@ from esper.growth.host_slots import HostSlots, slots
 from esper.growth.modules import named_tensors, seeded, unchanged_buffers
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.ranks import Ranks
-from esper.growth.slot_lives import Outcome, SlotLives
-from esper.lifecycle.factored_actions import GrowthAction, Op
-from esper.populations.host_data import Ablation, HostSpec, HostState, Split, sample_means
-from esper.populations.host_models import (
-    load_model,
-    make_optimizer,
-    moment_names,
-    parts_of,
-    start_with_gradmax,
+from esper.growth.slot_states import Outcome, SlotStates
+from esper.lifecycle.factored_actions import GrowthAction
+from esper.populations.host_data import (
+    Ablation,
+    HostSpec,
+    HostState,
+    Objective,
+    Split,
+    sample_means,
 )
+from esper.populations.host_models import load_model, make_optimizer, moment_names, parts_of
 from esper.populations.population import EpochReport, Population
 
 EVALUATION_BATCH = 512
@@ -44,32 +47,18 @@ class _Host:
         self.tensors = named_tensors(model)
         """Parameters and buffers of the host itself, by their names in a host without seeds."""
         OptimizerKeeper(model, optimizer, seed_lr_factor=population.config.seed_lr_factor)
-        self.governor = Governor(model, optimizer, population.governor_config, ranks=Ranks())
+        self.governor = Governor(model, optimizer, ranks=Ranks())
 
 
 class SequentialPopulation(Population):
-    """Hosts trained one after another, each by ``torch.optim`` and its own governor.
-
-    Examples:
-        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
-        >>> data = esper.HostData(inputs, targets, inputs, targets)
-        >>> specs = [esper.HostSpec(seed=seed, data=data) for seed in range(4)]
-        >>> config = esper.MLPHostConfig(n_features=2, n_classes=3)
-        >>> def build(seed):
-        ...     return esper.make_host(config, seed=seed)
-        >>> hosts = esper.SequentialPopulation(build, specs)
-        >>> report = hosts.train_epoch()
-    """
+    """Hosts trained one after another, each by ``torch.optim`` and its own governor."""
 
     def _prepare(self) -> None:
         self._hosts = [self._make_host(h, self._build_model(h)) for h in range(self.n_hosts)]
 
     def train_epoch(self) -> EpochReport:
         """Train every unfinished host for one epoch and advance its slots."""
-        shape = self.n_hosts
-        seeds = np.zeros((shape, self.slot_config.max_slots))
-        losses, norms, flops, noise = (np.zeros(shape) for _ in range(4))
-        report = EpochReport(losses, norms, flops, seeds, noise, {})
+        report = EpochReport.blank(self.n_hosts, self.slot_config.max_slots)
         for host in range(self.n_hosts):
             if not self.is_finished[host]:
                 self._train_host(host, report)
@@ -81,16 +70,12 @@ class SequentialPopulation(Population):
         results = np.array([self._evaluate_host(host, split, ablation) for host in hosts])
         return results[:, 0], results[:, 1]
 
-    def lives(self, host: int) -> SlotLives:
+    def lives(self, host: int) -> SlotStates:
         """Return the lives of a host's slots."""
         return self._hosts[host].slots.lives
 
     def _act(self, host: int, action: GrowthAction) -> Outcome:
-        held = self._hosts[host]
-        outcome = held.slots.apply(action)
-        if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
-            start_with_gradmax(held.model, action.slot, self, host)
-        return outcome
+        return self._hosts[host].slots.apply(action)
 
     def _set_germinated(self, host: int, count: int) -> None:
         self._hosts[host].slots.n_germinated = count
@@ -216,18 +201,23 @@ class SequentialPopulation(Population):
 
     def _evaluate_host(self, host: int, split: Split, ablation: Ablation) -> tuple[float, float]:
         held = self._hosts[host]
-        inputs, targets = self.specs[host].data.split(split)
-        n, total_loss, total_metric = len(inputs), 0.0, 0.0
         held.model.eval()
         with torch.no_grad(), held.slots.without(ablation.excludes):
-            for start in range(0, n, EVALUATION_BATCH):
-                batch = slice(start, start + EVALUATION_BATCH)
-                outputs = self._run_model(host, inputs[batch])
-                losses = self.objective.losses(outputs, targets[batch])
-                metrics = self.objective.metrics(outputs, targets[batch])
-                total_loss += sample_means(losses).sum().item()
-                total_metric += sample_means(metrics).sum().item()
-        return total_loss / n, total_metric / n
+            run = partial(self._run_model, host)
+            return evaluate(run, self.objective, *self.specs[host].data.split(split))
+
+
+def evaluate(
+    run: Callable[[Tensor], Tensor], objective: Objective, inputs: Tensor, targets: Tensor
+) -> tuple[float, float]:
+    """Return the mean loss and the mean metric of what computes outputs, batch by batch."""
+    totals, n = [0.0, 0.0], len(inputs)
+    for start in range(0, n, EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        outputs = run(inputs[batch])
+        for index, measure in enumerate((objective.losses, objective.metrics)):
+            totals[index] += sample_means(measure(outputs, targets[batch])).sum().item()
+    return totals[0] / n, totals[1] / n
 
 
 def _seed_gradient_norms(host_slots: HostSlots) -> NDArray[np.float64]:

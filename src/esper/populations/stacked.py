@@ -7,24 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.arrays import Floats
+from esper.config.growth import GovernorConfig
 from esper.errors import ConfigError, UnsupportedHostError
 from esper.growth.blueprints import find_blueprint
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import draw_seed_number, slots
 from esper.growth.modules import seeded
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.slot_lives import Outcome, SlotLife, SlotLives
+from esper.growth.slot_states import Outcome, SlotLife, SlotStates
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
 from esper.populations.host_data import (
     Ablation,
-    BuildHost,
     HostSpec,
     HostState,
     Split,
@@ -32,19 +31,12 @@ from esper.populations.host_data import (
     sample_form,
     sample_means,
 )
-from esper.populations.host_models import (
-    CostTable,
-    load_model,
-    moment_names,
-    start_with_gradmax,
-)
+from esper.populations.host_models import load_model, moment_names
 from esper.populations.population import EpochReport, Population
 from esper.populations.rows import Row, RowStore
-from esper.populations.sample_pool import SamplePool
 from esper.populations.segments import EpochTally, Segment, TrainingSegment
 from esper.populations.stacked_design import StackedDesign
-from esper.populations.stacked_state import StackedState, load_modules, rows_of
-from esper.populations.stacking import stack_inputs
+from esper.populations.stacked_state import StackedState, rows_of
 from esper.populations.vector_hosts import VectorHosts
 
 
@@ -65,13 +57,7 @@ class StackedKeeper:
         self.state.pending[self.host, slot] = place
 
     def _plant(self, slot: str, action: GrowthAction) -> SeedSlot:
-        """Return a slot with a new seed, redrawing one that is no longer needed if possible."""
-        lives = self.state.lives[self.host]
-        is_gated = action.style == BlendStyle.LEARNED_GATE
-        key = slot, action.blueprint, is_gated, lives[slot].units
-        spare = self.population.spare_places.pop(key, None)
-        if spare is not None and spare.redraw(action.blueprint, lives):
-            return spare
+        """Return a slot with a new seed."""
         place = self._new_slot(slot)
         if find_blueprint(action.blueprint).copies_block:
             # The design's block has the sizes and weights of another host.
@@ -133,16 +119,6 @@ class StackedPopulation(Population):
 
     Raises:
         UnsupportedHostError: If the design cannot be computed for many hosts at once.
-
-    Examples:
-        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
-        >>> data = esper.HostData(inputs, targets, inputs, targets)
-        >>> specs = [esper.HostSpec(seed=seed, data=data) for seed in range(4)]
-        >>> config = esper.MLPHostConfig(n_features=2, n_classes=3)
-        >>> def build(seed):
-        ...     return esper.make_host(config, seed=seed)
-        >>> hosts = esper.StackedPopulation(build, specs)
-        >>> report = hosts.train_epoch()
     """
 
     def _prepare(self) -> None:
@@ -153,26 +129,18 @@ class StackedPopulation(Population):
                     f"{self._describe_misfit(host, spec)} Use SequentialPopulation."
                 )
         sample = self.specs[0].data.train_inputs[:3]
-        self.design: StackedDesign = StackedDesign(
-            self.template, sample, pads_seeds=self.n_hosts > 1
-        )
+        self.design: StackedDesign = StackedDesign(self.template, sample)
         self.state: StackedState = StackedState(
             design=self.design,
             config=self.config,
             hosts=RowStore(self.template, moment_names(self.config)),
             lives=[],
             n_germinated=[0] * self.n_hosts,
-            watch=LossWatch(self.n_hosts, self.governor_config),
+            watch=LossWatch(self.n_hosts, GovernorConfig()),
         )
         models = [self._build_model(host) for host in range(self.n_hosts)]
         self.state.lives = [slots(model).lives for model in models]
         self.state.hosts.put({host: Row.of_module(model) for host, model in enumerate(models)})
-        self._spares: dict[int, tuple[BuildHost, nn.Module, Row, CostTable]] = {}
-        """A reusable host of each builder that can redraw weights, its tensors and its costs."""
-        self.spare_places: dict[tuple[str, str, bool, int], SeedSlot] = {}
-        """Slots whose new seed can be redrawn, by slot, blueprint, whether it has a gate, and the
-        units of the fossils before it."""
-        self._pools: dict[Split, SamplePool] = {}
         self.vector_hosts: VectorHosts = VectorHosts(self)
         self._changed: set[int] = set()
         """Hosts with a slot that has changed since the last snapshot."""
@@ -181,8 +149,6 @@ class StackedPopulation(Population):
         self._has_acted = False
         self._snapshot = self.state.copied()
         """The last good state."""
-        self._retired: StackedState | None = None
-        """The good state before, whose memory the next one uses."""
 
     def train_epoch(self) -> EpochReport:
         """Train every unfinished host for one epoch and advance its slots.
@@ -202,7 +168,7 @@ class StackedPopulation(Population):
         interventions: dict[int, GovernorReport] = {}
         self._restore_nonfinite(tally, interventions)
         if self._has_acted:
-            self._take_snapshot(has_trained=False)
+            self._take_snapshot()
         active = np.flatnonzero(is_active).tolist()
         compiled = [host for host in active if self.vector_hosts.has_program(host)]
         if compiled:
@@ -264,26 +230,17 @@ class StackedPopulation(Population):
     def _evaluation_flops(self, host: int, ablation: Ablation) -> float:
         return self.vector_hosts.evaluation_flops(host, ablation)
 
-    def _on_slot_change(self, host: int, lives: SlotLives, slot: str, life: SlotLife) -> None:
+    def _on_slot_change(self, host: int, lives: SlotStates, slot: str, life: SlotLife) -> None:
         super()._on_slot_change(host, lives, slot, life)
         self.vector_hosts.follow(host, self.slot_config.slot_index(slot), life)
         self._changed.add(host)
 
-    def lives(self, host: int) -> SlotLives:
+    def lives(self, host: int) -> SlotStates:
         """Return the lives of a host's slots."""
         return self.state.lives[host]
 
     def _act(self, host: int, action: GrowthAction) -> Outcome:
         outcome = self.state.lives[host].apply(action, StackedKeeper(self, host))
-        if action.op == Op.GERMINATE and self.config.widen_start == "gradmax":
-            model = self.model(host)
-            start_with_gradmax(model, action.slot, self, host)
-            seed = slots(model)[action.slot].seed
-            assert seed is not None
-            load_modules(
-                {"seed": self.state.pending[host, action.slot].seed},
-                {"seed": Row.of_module(seed)},
-            )
         self._start_computing(host)
         self._has_acted |= outcome.was_done and action.op != Op.WAIT
         return outcome
@@ -326,32 +283,15 @@ class StackedPopulation(Population):
     def restart(self, host: int, spec: HostSpec) -> None:
         """Replace a host by a new one with its own data and seed."""
         self._require_spec(host, spec)
-        model, row = self._new_model(host, spec)
+        model = self._register(host, self.build_host(spec), spec)
         self._replace_spec(host, spec)
-        self._replace_samples(host, spec)
         hosts = self.state.hosts
-        hosts.put({host: row})
+        hosts.put({host: Row.of_module(model)})
         self._snapshot.hosts.copy_row(host, hosts)
         for state in (self.state, self._snapshot):
             state.start_host(host, slots(model).lives.growth_config)
         self.vector_hosts.forget(host)
         self._follow(host, self.state.lives[host])
-
-    def _new_model(self, host: int, spec: HostSpec) -> tuple[nn.Module, Row]:
-        """Return a new host and its tensors, reusing a model if its builder can redraw weights.
-
-        Only the tensors are read, so one model serves all hosts of a builder.
-        """
-        build = spec.build or self.build
-        if id(build) in self._spares:
-            _, model, row, self._costs[host] = self._spares[id(build)]
-            cast(Any, build).redraw(model, spec.seed)
-            return model, row
-        model = self._register(host, self.build_host(spec), spec)
-        row = Row.of_module(model)
-        if hasattr(build, "redraw"):
-            self._spares[id(build)] = (build, model, row, self._costs[host])
-        return model, row
 
     def _require_spec(self, host: int, spec: HostSpec) -> None:
         super()._require_spec(host, spec)
@@ -368,21 +308,14 @@ class StackedPopulation(Population):
         super()._require_host(host, model)
         self.design.require_host(model, host)
 
-    def _take_snapshot(self, *, has_trained: bool = True) -> None:
+    def _take_snapshot(self) -> None:
         """Save the current state of all hosts as the last good one."""
         unchanged = [host for host in range(self.n_hosts) if host not in self._changed]
         known = {host: self._snapshot.lives[host] for host in unchanged}
-        if has_trained:
-            # The last snapshot stays whole until there is another, in case of an interruption.
-            spare, self._retired = self._retired, None
-            snapshot = self.state.copied(known, spare)
-            last, self._snapshot = self._snapshot, snapshot
-            self._retired = last
-        else:
-            self._snapshot = self.state.copied_since(self._snapshot, known)
+        # The last snapshot stays whole until there is another, in case of an interruption.
+        self._snapshot = self.state.copied(known)
         self._has_acted = False
         self._changed.clear()
-        self.state.changed.clear()
 
     def _restore_nonfinite(
         self, tally: EpochTally, interventions: dict[int, GovernorReport]
@@ -420,13 +353,6 @@ class StackedPopulation(Population):
                 del self.state.pending[host, slot]
                 self.state.put_seed(host, self.state.top(host, slot), rows_of(place))
                 self.vector_hosts.forget(host)
-                is_free = self._snapshot.pending.get((host, slot)) is not place
-                if is_free and find_blueprint(life.blueprint).can_redraw:
-                    assert place.seed is not None
-                    if place.seed.training:
-                        place.seed.eval()  # as the test of a new seed needs it; only tensors count
-                    key = slot, life.blueprint, place.gate is not None, life.units
-                    self.spare_places[key] = place
 
     def _sort_rows(self) -> None:
         """Order rows by batch size, longest epochs first; finished and compiled hosts come last."""
@@ -449,32 +375,30 @@ class StackedPopulation(Population):
     def _train_cohort(self, rows: list[int], tally: EpochTally) -> None:
         """Train hosts with the same batch size for one epoch."""
         hosts = [self.state.hosts.hosts[row] for row in rows]
-        pool = self._pool("train")
         lengths = np.array([self.orders[host].n_batches for host in hosts])
         batches = np.zeros((len(hosts), lengths.max(), self.orders[hosts[0]].batch_size), np.int64)
         for index, host in enumerate(hosts):
-            batches[index, : lengths[index]] = self.orders[host].draw_epoch() + pool.offsets[host]
+            batches[index, : lengths[index]] = self.orders[host].draw_epoch()
         numbers = torch.from_numpy(batches)
         # Hosts whose epoch is over drop out; those with longer epochs come first.
         for first, last in pairwise([0, *np.unique(lengths).tolist()]):
             n_active = int((lengths > first).sum())
             segment = TrainingSegment(self, rows[:n_active])
             for step in range(first, last):
-                losses = segment.compute_gradients(*pool.take(numbers[:n_active, step]))
+                losses = segment.compute_gradients(*self._take(hosts, numbers[:n_active, step]))
                 segment.update(losses, tally)
             segment.optimizer.write_back()
         last = numbers[torch.arange(len(hosts)), torch.from_numpy(lengths) - 1]
-        Segment(self, rows, is_training=True).check_losses(*pool.take(last), tally)
+        Segment(self, rows, is_training=True).check_losses(*self._take(hosts, last), tally)
 
     def _evaluate_segment(
         self, segment: Segment, hosts: list[int], split: Split
     ) -> tuple[Floats, Floats]:
-        pool = self._pool(split)
-        sizes = torch.from_numpy(pool.sizes[hosts])
-        offsets = torch.from_numpy(pool.offsets[hosts])
+        samples = [self.specs[host].data.split(split)[0] for host in hosts]
+        sizes = torch.tensor([len(own) for own in samples])
         n_at_once = EVALUATION_SAMPLES
-        if pool.inputs.ndim == 2:
-            n_at_once = max(n_at_once, EVALUATION_NUMBERS // pool.inputs.shape[1])
+        if samples[0].ndim == 2:
+            n_at_once = max(n_at_once, EVALUATION_NUMBERS // samples[0].shape[1])
         n_steps, chunk = int(sizes.max()), max(8, n_at_once // len(hosts))
         totals = torch.zeros(2, len(hosts), dtype=torch.float64)
         with torch.no_grad():
@@ -483,9 +407,8 @@ class StackedPopulation(Population):
                 numbers = torch.arange(start, min(start + chunk, n_steps)).expand(len(hosts), -1)
                 is_real = numbers < sizes[:, None]
                 # Hosts with fewer samples are padded with their first; padding is not counted.
-                chosen = torch.where(is_real, numbers, 0) + offsets[:, None]
-                inputs, wanted = pool.take(chosen)
-                outputs = self.design.net(stack_inputs(inputs))
+                inputs, wanted = self._take(hosts, torch.where(is_real, numbers, 0), split)
+                outputs = self.design.net(inputs)
                 losses = self.objective.losses(outputs, wanted).flatten(0, 1)
                 metrics = self.objective.metrics(outputs, wanted).flatten(0, 1)
                 for row, values in enumerate((losses, metrics)):
@@ -494,17 +417,11 @@ class StackedPopulation(Population):
         means = (totals / sizes).numpy()
         return means[0], means[1]
 
-    def _pool(self, split: Split) -> SamplePool:
-        if split not in self._pools:
-            data = [spec.data for spec in self.specs]
-            # A host without this split is never evaluated on it, so any other host's will do.
-            other = next(one for one in data if one.has_split(split))
-            pairs = [(one if one.has_split(split) else other).split(split) for one in data]
-            self._pools[split] = SamplePool(pairs)
-        return self._pools[split]
-
-    def _replace_samples(self, host: int, spec: HostSpec) -> None:
-        """Replace a host's samples in every pool."""
-        for split, pool in list(self._pools.items()):
-            if not (spec.data.has_split(split) and pool.replace(host, spec.data.split(split))):
-                del self._pools[split]
+    def _take(
+        self, hosts: Sequence[int], numbers: Tensor, split: Split = "train"
+    ) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets ``[K, B, ...]`` of samples by their numbers ``[K, B]``."""
+        pairs = [self.specs[host].data.split(split) for host in hosts[: len(numbers)]]
+        chosen = list(zip(pairs, numbers, strict=True))
+        inputs = torch.stack([own[rows] for (own, _), rows in chosen])
+        return inputs, torch.stack([own[rows] for (_, own), rows in chosen])

@@ -5,29 +5,26 @@ from __future__ import annotations
 import copy
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from esper.errors import SlotError, UnsupportedHostError
-from esper.growth.blueprints import SeedForm, find_blueprint
+from esper.errors import UnsupportedHostError, summarize_error
+from esper.growth.blueprints import SeedForm
 from esper.growth.dry_run import record_calls
 from esper.growth.host_slots import slots
 from esper.growth.modules import named_tensors
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.slot_lives import SlotLives
+from esper.growth.slot_states import SlotStates
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.populations.rows import ActiveRows, Row, RowStore, cut_corner, find_misfit, shapes_of
-from esper.populations.stacked_layers import MAP_RANK
 from esper.populations.stacked_slots import GroupKey, Layer, StackedSeed, StackedSlot
 from esper.populations.stacking import (
     KnownKinds,
-    Structure,
     kind_of,
     require_plain_parameters,
-    stack_inputs,
     stack_module,
     structure_of,
 )
@@ -46,13 +43,9 @@ def find_difference(
 ) -> str | None:
     """Return how a module differs from its stacked form, or None if it does not.
 
-    The answer is computed once for modules of one kind.
-
-    Args:
-        template: One host's module; not changed.
-        sample: A few input samples. Floating-point ones only provide the shape.
-        design: A module of the same structure with larger tensors, to be stacked instead: the
-            module's tensors are padded to its size, and the padding may get no gradient.
+    The answer is computed once for modules of one kind. Of floating-point samples, only the shape
+    matters. If a design is given, a module of the same structure with larger tensors, that is
+    stacked instead: the module's tensors are padded to its size, and padding may get no gradient.
     """
     wide = template if design is None else design
     numbers = b"" if sample.is_floating_point() else sample.detach().cpu().numpy().tobytes()
@@ -71,8 +64,7 @@ def _find_difference(template: nn.Module, sample: Tensor, wide: nn.Module) -> st
         try:
             problem = _compare(hosts, inputs, copy.deepcopy(wide).double().train(is_training))
         except Exception as error:
-            lines = str(error).splitlines() or [""]
-            problem = f"it fails with more leading axes ({type(error).__name__}: {lines[0]})"
+            problem = f"it fails with more leading axes: {summarize_error(error)}"
         if problem is not None:
             return problem
     return None
@@ -86,9 +78,7 @@ def _compare(hosts: list[nn.Module], inputs: Tensor, design: nn.Module) -> str |
     expected = [host(x) for host, x in zip(hosts, inputs, strict=True)]
     if not all(isinstance(output, Tensor) for output in expected):
         return "it does not return a tensor"
-    wanted, outputs = torch.stack(expected), stacked(stack_inputs(inputs))
-    if outputs.ndim == MAP_RANK:
-        outputs = outputs.permute(0, 4, 1, 2, 3)
+    wanted, outputs = torch.stack(expected), stacked(inputs)
     problem = _find_gap("its output", outputs, wanted)
     if problem is not None or not wanted.requires_grad:
         return problem
@@ -109,7 +99,8 @@ def _compare_gradients(hosts: list[nn.Module], store: RowStore, rows: ActiveRows
     marks = {name: torch.ones_like(p) for name, p in hosts[0].named_parameters()}
     if rows.leaf.grad[:, store.flatten(marks) == 0].any():
         return "padding would get a gradient"
-    wanted = torch.stack([_flat_gradient(host, store) for host in hosts])
+    by_name = [{n: p.grad for n, p in host.named_parameters()} for host in hosts]
+    wanted = torch.stack([store.flatten(cast(dict[str, Tensor], own)) for own in by_name])
     return _find_gap("its gradient", rows.leaf.grad, wanted)
 
 
@@ -128,12 +119,6 @@ def _find_gap(what: str, given: Tensor, wanted: Tensor) -> str | None:
     gap = (given - wanted).abs().max().item() if wanted.numel() else 0.0
     scale = max(1.0, wanted.abs().max().item()) if wanted.numel() else 1.0
     return None if gap <= TOLERANCE * scale else f"{what} differs by {gap:.2g}"
-
-
-def _flat_gradient(host: nn.Module, store: RowStore) -> Tensor:
-    """Return a host's gradient as a row, padded with zeros."""
-    gradients = {name: p.grad for name, p in host.named_parameters() if p.grad is not None}
-    return store.flatten(gradients)
 
 
 def _drawn(template: nn.Module, generator: torch.Generator) -> nn.Module:
@@ -167,14 +152,12 @@ class LoopedModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of each host's module for its own samples."""
         module = self.template["module"].train(self.training)
-        samples = x.permute(0, 4, 1, 2, 3) if x.ndim == MAP_RANK else x
         tensors = {**self.rows.parameters, **self.rows.buffers}
         outputs = [
             functional_call(module, {name: t[index] for name, t in tensors.items()}, (own,))
-            for index, own in enumerate(samples)
+            for index, own in enumerate(x)
         ]
-        y = torch.stack(outputs)
-        return y.permute(0, 2, 3, 4, 1) if y.ndim == MAP_RANK else y
+        return torch.stack(outputs)
 
 
 MAX_STRUCTURES = 64
@@ -184,13 +167,8 @@ MAX_STRUCTURES = 64
 class StackedDesign:
     """A host design and its seeds, stacked."""
 
-    def __init__(self, template: nn.Module, sample: Tensor, *, pads_seeds: bool = True) -> None:
-        """Stack a design.
-
-        Args:
-            template: A host of the design.
-            sample: A few samples of its input.
-            pads_seeds: Whether seeds of one family form one group; pointless for a single host.
+    def __init__(self, template: nn.Module, sample: Tensor) -> None:
+        """Stack the design of a host, given a few samples of its input.
 
         Raises:
             UnsupportedHostError: If the design cannot be stacked.
@@ -204,15 +182,14 @@ class StackedDesign:
         require_plain_parameters(template)
         self.template = template
         self.sample = sample
-        self._pads_seeds = pads_seeds
         self.slots = slots(template)
         self.rows = ActiveRows()
         self.places = {name: StackedSlot() for name in self.slots}
         self.net = stack_module(template, self.rows, self.places)
         self._seeds: dict[GroupKey, StackedSeed] = {}
         self._gates: dict[Layer, StackedSeed] = {}
-        self._groups: dict[tuple[str, str, int], tuple[str, int]] = {}
-        """Blueprint and units of a seed's group, by slot, blueprint and units."""
+        self._group_units: dict[tuple[str, str, int], int] = {}
+        """The units of a seed's group, by slot, blueprint and units."""
         self._units: dict[tuple[str, str, int], int] = {}
         """Hidden units that a seed adds, by slot, blueprint and units of the fossils before it."""
         difference = find_difference(template, sample)
@@ -221,7 +198,8 @@ class StackedDesign:
                 f"{type(template).__name__} cannot be stacked: {difference}; use "
                 "SequentialPopulation."
             )
-        self._problems: dict[Structure, str | None] = {structure_of(template): None}
+        self._problems = KnownKinds(MAX_STRUCTURES)
+        self._problems.find(structure_of(template), lambda: None)
 
     def require_host(self, model: nn.Module, host: int) -> None:
         """Raise if a host cannot be computed as a padded host of the design.
@@ -233,12 +211,7 @@ class StackedDesign:
             require_plain_parameters(model)
         except UnsupportedHostError as error:
             raise UnsupportedHostError(f"host {host} cannot be stacked: {error}") from error
-        structure = structure_of(model)
-        if structure not in self._problems:
-            while len(self._problems) >= MAX_STRUCTURES:
-                del self._problems[next(iter(self._problems))]
-            self._problems[structure] = self._find_problem(model)
-        problem = self._problems[structure]
+        problem = self._problems.find(structure_of(model), lambda: self._find_problem(model))
         if problem is None and slots(model).sites != self.slots.sites:
             problem = "its slots are not the design's (pass design to make_host)"
         if problem is not None:
@@ -248,21 +221,11 @@ class StackedDesign:
             )
 
     def group_key(self, layer: Layer, blueprint: str, units: int) -> GroupKey:
-        """Return the group of a seed: its family's if padding it to that size is exact.
-
-        Args:
-            layer: The seed's layer.
-            blueprint: Its blueprint.
-            units: Hidden units of the fossils below it.
-        """
-        slot = layer.slot
-        if (slot, blueprint, units) not in self._groups:
-            own = units if self._depends_on_units(slot, blueprint, units) else 0
-            family = find_blueprint(blueprint).family
-            can_pad = bool(family) and self._pads_seeds
-            is_part = can_pad and self._is_corner(slot, blueprint, family, own)
-            self._groups[slot, blueprint, units] = family if is_part else blueprint, own
-        return GroupKey(layer, *self._groups[slot, blueprint, units])
+        """Return the group of a seed in a layer, on fossils with ``units`` hidden units."""
+        known = layer.slot, blueprint, units
+        if known not in self._group_units:
+            self._group_units[known] = units if self._depends_on_units(*known) else 0
+        return GroupKey(layer, blueprint, self._group_units[known])
 
     def added_units(self, slot: str, blueprint: str, units: int) -> int:
         """Return the hidden units that a seed adds to its block, whose fossils have ``units``."""
@@ -323,27 +286,10 @@ class StackedDesign:
         ]
         return forms[0] != forms[1]
 
-    def new_slot(self, slot: str, lives: SlotLives) -> SeedSlot:
+    def new_slot(self, slot: str, lives: SlotStates) -> SeedSlot:
         """Return an empty slot of the design that follows these lives."""
         template = self.slots[slot]
         return SeedSlot(template.site, template.block, lives, self.slots.model)
-
-    def _is_corner(self, slot: str, blueprint: str, family: str, units: int) -> bool:
-        """Return whether a seed can be computed as its family's largest, padded with zeros."""
-        try:
-            fits = find_blueprint(family).why_not(self.slots[slot].site) is None
-        except SlotError:
-            return False
-        if not fits:
-            return False
-        small, large = (self._plant(slot, name, units) for name in (blueprint, family))
-        assert small.seed is not None
-        if small.form != large.form:
-            return False
-        stacked = self.seed(GroupKey(Layer(slot, 0), family, units))
-        if isinstance(stacked.module, LoopedModule):
-            return False
-        return find_difference(small.seed, _sample(small.seed_input_shape), large.seed) is None
 
     def _find_problem(self, model: nn.Module) -> str | None:
         own, wanted = slots(model), self.slots
@@ -364,15 +310,11 @@ def _stack(module: nn.Module, rows: ActiveRows, shape: tuple[int, ...]) -> nn.Mo
     try:
         require_plain_parameters(module)
         stacked = stack_module(module, rows, {})
-        if find_difference(module, _sample(shape)) is None:
+        if find_difference(module, torch.zeros(3, *shape[1:])) is None:
             return stacked
     except UnsupportedHostError:
         pass
     return LoopedModule(rows, module)
-
-
-def _sample(shape: tuple[int, ...]) -> Tensor:
-    return torch.zeros(3, *shape[1:])
 
 
 def _slot_shapes(model: nn.Module, sample: Tensor) -> dict[str, list[torch.Size]]:

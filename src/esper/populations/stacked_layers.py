@@ -1,8 +1,7 @@
 """Layers that compute many hosts at once, each with its own weights.
 
 Shapes: N = hosts, B = samples of each, T = steps of a sequence, C = channels, D = features. Vectors
-are ``[N, B, D]``, sequences ``[N, B, T, D]``, feature maps ``[N, C, H, W, B]``: samples are
-innermost so that convolutions can use vector instructions.
+are ``[N, B, D]``, sequences ``[N, B, T, D]``, feature maps ``[N, B, C, H, W]``.
 """
 
 from __future__ import annotations
@@ -12,14 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, layer_norm
+from torch.nn.functional import conv2d, embedding, layer_norm
 
 from esper.errors import ValueRangeError
 from esper.populations.rows import ActiveRows
-from esper.populations.stacked_conv import stacked_conv2d
-
-MAP_RANK = 5
-"""Number of axes of a stacked feature map; no other stacked tensor has as many."""
 
 
 class StackedLayer(nn.Module):
@@ -60,29 +55,24 @@ class StackedLinear(StackedLayer):
 
 
 class StackedConv2d(StackedLayer):
-    """``nn.Conv2d`` on ``[N, C, H, W, B]``."""
+    """``nn.Conv2d`` on ``[N, B, C, H, W]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
-        layer = self.layer
-        return stacked_conv2d(
-            x,
-            self.weight,
-            self.bias,
-            stride=layer.stride,
-            padding=layer.padding,
-            dilation=layer.dilation,
-            groups=layer.groups,
-        )
+        """Return the layer's output: one grouped convolution over the channels of all hosts."""
+        layer, n_hosts = self.layer, len(x)
+        images = x.transpose(0, 1).flatten(1, 2)
+        bias = None if self.bias is None else self.bias.flatten()
+        groups = n_hosts * layer.groups
+        options = layer.stride, layer.padding, layer.dilation, groups
+        y = conv2d(images, self.weight.flatten(0, 1), bias, *options)
+        return y.reshape(len(y), n_hosts, -1, *y.shape[2:]).transpose(0, 1)
 
 
 class StackedBatchNorm(StackedLayer):
-    """``nn.BatchNorm2d`` on ``[N, C, H, W, B]`` and ``nn.BatchNorm1d`` on ``[N, B, D]``."""
+    """``nn.BatchNorm2d`` on ``[N, B, C, H, W]`` and ``nn.BatchNorm1d`` on ``[N, B, D]``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output; in training mode the running statistics are updated."""
-        if x.ndim == MAP_RANK:
-            return self._normalize(x)
         return self._normalize(x.transpose(1, 2)).transpose(1, 2)
 
     def _normalize(self, x: Tensor) -> Tensor:
@@ -130,17 +120,17 @@ class StackedLayerNorm(StackedLayer):
 
 
 class StackedGroupNorm(StackedLayer):
-    """``nn.GroupNorm`` on ``[N, C, H, W, B]``."""
+    """``nn.GroupNorm`` on ``[N, B, C, H, W]``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
         layer: nn.GroupNorm = self.layer
-        n_groups = layer.num_groups
-        groups = x.reshape(len(x), n_groups, x.shape[1] // n_groups, *x.shape[2:])
-        variance, mean = torch.var_mean(groups, dim=(2, 3, 4), correction=0, keepdim=True)
+        groups = x.reshape(*x.shape[:2], layer.num_groups, -1, *x.shape[3:])
+        variance, mean = torch.var_mean(groups, dim=(3, 4, 5), correction=0, keepdim=True)
         y = ((groups - mean) * torch.rsqrt(variance + layer.eps)).view(x.shape)
-        weight, bias = self.weight[..., None, None, None], self.bias
-        return y * weight if bias is None else torch.addcmul(bias[..., None, None, None], y, weight)
+        weight, bias = self.weight[:, None, :, None, None], self.bias
+        y = y * weight
+        return y if bias is None else y + bias[:, None, :, None, None]
 
 
 class StackedEmbedding(StackedLayer):
@@ -150,20 +140,20 @@ class StackedEmbedding(StackedLayer):
         """Return the embedding of each token."""
         weight = self.weight
         n_hosts, n_tokens, _ = weight.shape
-        least, most = (number.item() for number in torch.aminmax(tokens))
-        if least < 0 or most >= n_tokens:  # it would read another host's table
-            wrong = least if least < 0 else most
+        minimum, maximum = (number.item() for number in torch.aminmax(tokens))
+        if minimum < 0 or maximum >= n_tokens:  # it would read another host's table
+            wrong = minimum if minimum < 0 else maximum
             raise ValueRangeError(f"token {wrong} is out of range; it must be 0 to {n_tokens - 1}.")
         firsts = torch.arange(0, n_hosts * n_tokens, n_tokens, device=tokens.device)
         return embedding(tokens + firsts[:, None, None], weight.reshape(n_hosts * n_tokens, -1))
 
 
 class StackedMeanPool(StackedLayer):
-    """``nn.AdaptiveAvgPool2d(1)`` on ``[N, C, H, W, B]``."""
+    """``nn.AdaptiveAvgPool2d(1)`` on ``[N, B, C, H, W]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mean of each channel, ``[N, C, 1, 1, B]``."""
-        return x.mean((2, 3), keepdim=True)
+        """Return the mean of each channel, ``[N, B, C, 1, 1]``."""
+        return x.mean((3, 4), keepdim=True)
 
 
 class StackedFlatten(StackedLayer):
@@ -171,7 +161,7 @@ class StackedFlatten(StackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the samples as vectors."""
-        return x.flatten(1, 3).transpose(1, 2) if x.ndim == MAP_RANK else x.flatten(2)
+        return x.flatten(2)
 
 
 def _is_plain_conv(layer: Any) -> bool:
@@ -201,14 +191,5 @@ STACKED_FORMS: dict[type[nn.Module], tuple[type[StackedLayer], Callable[[Any], b
 }
 """The stacked form of each layer type, and a check that a layer's settings are supported."""
 
-ELEMENTWISE = (
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.Identity,
-)
+ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
 """Elementwise layers, which need no stacked form."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from esper.errors import SlotError, blame_user_code
 from esper.growth.blending import effective_change
 from esper.growth.blueprints import SeedForm
-from esper.growth.slot_lives import Fossil, SlotLife
+from esper.growth.slot_states import Fossil, SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.rows import ActiveRows
@@ -35,11 +35,10 @@ class Layer(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """The layer and blueprint family of a group of seeds."""
+    """The layer and blueprint of a group of seeds."""
 
     layer: Layer
     blueprint: str
-    """The largest blueprint of the family."""
     units: int
     """Hidden units of the fossils below; 0 if the seed's size does not depend on them."""
 
@@ -53,13 +52,10 @@ class StackedSeed:
         template: nn.Module,
         stack: Callable[[nn.Module, ActiveRows], nn.Module],
     ) -> None:
-        """Describe a group.
+        """Describe a group by a seed of it and what it reads.
 
-        Args:
-            form: What the seeds read.
-            template: The largest seed of the group; smaller ones are padded to its size.
-            stack: Returns the module that computes the seeds of some rows, on first use: the
-                compiled kernel needs none.
+        ``stack`` returns the module that computes the seeds of some rows; it is called on first
+        use, because the compiled kernel needs none.
         """
         self.form = form
         self.template = template

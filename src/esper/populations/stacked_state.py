@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from esper.config.growth import GrowthConfig, PopulationConfig
 from esper.growth.governor import LossWatch
 from esper.growth.modules import named_tensors
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.slot_lives import SlotLives
+from esper.growth.slot_states import SlotStates
 from esper.populations.host_data import HostState
 from esper.populations.host_models import moment_names, part_name
 from esper.populations.rows import Row, RowStore
@@ -30,11 +30,11 @@ class StackedState:
     design: StackedDesign
     config: PopulationConfig
     hosts: RowStore
-    lives: list[SlotLives]
+    lives: list[SlotStates]
     n_germinated: list[int]
     watch: LossWatch
     groups: dict[GroupKey, RowStore] = field(default_factory=dict[GroupKey, RowStore])
-    """Seeds and fossils that are computed, by layer and blueprint family."""
+    """Seeds and fossils that are computed, by layer and blueprint."""
     gates: dict[Layer, RowStore] = field(default_factory=dict[Layer, RowStore])
     """Learned gates of seeds and fossils that are computed, by layer."""
     seed_groups: dict[tuple[int, Layer], GroupKey] = field(
@@ -46,65 +46,18 @@ class StackedState:
     )
     """Germinated seeds that are not computed yet, by host and slot."""
 
-    changed: set[GroupKey | Layer] = field(default_factory=set[GroupKey | Layer])
-    """Groups and gates with rows that were added or removed since the last copy."""
-
-    def copied(
-        self, known: Mapping[int, SlotLives] | None = None, spare: StackedState | None = None
-    ) -> StackedState:
-        """Return a copy that shares no mutable state.
-
-        Args:
-            known: Existing copies of hosts' lives to reuse, by host.
-            spare: A state that is no longer needed, whose memory may be used.
-        """
-        groups, gates = ({}, {}) if spare is None else (spare.groups, spare.gates)
-        return self._copied(
-            known or {},
-            self.hosts.copied(None if spare is None else spare.hosts),
-            {key: store.copied(groups.get(key)) for key, store in self.groups.items()},
-            {layer: store.copied(gates.get(layer)) for layer, store in self.gates.items()},
-        )
-
-    def copied_since(self, last: StackedState, known: Mapping[int, SlotLives]) -> StackedState:
-        """Return a copy that takes over all that has not changed since the last one.
-
-        Between the two, no host may have been trained, and rows of hosts may only have been
-        replaced in both.
-        """
-
-        def copied(store: RowStore, before: RowStore | None, *, is_changed: bool) -> RowStore:
-            return store.copied() if is_changed or before is None else before
-
-        return self._copied(
-            known,
-            last.hosts,
-            {
-                key: copied(store, last.groups.get(key), is_changed=key in self.changed)
-                for key, store in self.groups.items()
-            },
-            {
-                layer: copied(store, last.gates.get(layer), is_changed=layer in self.changed)
-                for layer, store in self.gates.items()
-            },
-        )
-
-    def _copied(
-        self,
-        known: Mapping[int, SlotLives],
-        hosts: RowStore,
-        groups: dict[GroupKey, RowStore],
-        gates: dict[Layer, RowStore],
-    ) -> StackedState:
+    def copied(self, known: Mapping[int, SlotStates] | None = None) -> StackedState:
+        """Return a copy that shares no mutable state; ``known`` are copies of hosts' lives."""
+        known = known or {}
         return StackedState(
             self.design,
             self.config,
-            hosts,
+            self.hosts.copied(),
             [known.get(host) or own.copy() for host, own in enumerate(self.lives)],
             list(self.n_germinated),
             self.watch.copied(),
-            groups,
-            gates,
+            {key: store.copied() for key, store in self.groups.items()},
+            {layer: store.copied() for layer, store in self.gates.items()},
             dict(self.seed_groups),
             dict(self.pending),
         )
@@ -138,7 +91,6 @@ class StackedState:
             template = self.design.seed(key).template
             self.groups[key] = RowStore(template, moment_names(self.config))
         self.groups[key].put({host: rows["seed"]})
-        self.changed.add(key)
         self.seed_groups[host, layer] = key
         if "gate" in rows:
             self.put_gate(host, layer, rows["gate"])
@@ -158,7 +110,6 @@ class StackedState:
         key = self.seed_groups.pop((host, layer), None)
         if key is not None:
             self.groups[key].drop(host)
-            self.changed.add(key)
             if not len(self.groups[key]):
                 del self.groups[key]
         self.drop_gate(host, layer)
@@ -168,7 +119,6 @@ class StackedState:
         gates = self.gates.get(layer)
         if gates is not None:
             gates.drop(host)
-            self.changed.add(layer)
             if not len(gates):
                 del self.gates[layer]
 
@@ -178,7 +128,6 @@ class StackedState:
             template = self.design.gate(layer).template
             self.gates[layer] = RowStore(template, moment_names(self.config))
         self.gates[layer].put({host: row})
-        self.changed.add(layer)
 
     def get_host(self, host: int) -> HostState:
         """Return the state of one host, in the format that all populations share."""
@@ -214,7 +163,7 @@ class StackedState:
         """Clear the seeds, lives and loss statistics of a host whose row was replaced."""
         for slot, _ in self.lives[host].items():
             self._drop_slot(host, slot)
-        self.lives[host] = SlotLives(self.lives[host].slot_config, growth_config)
+        self.lives[host] = SlotStates(self.lives[host].slot_config, growth_config)
         self.n_germinated[host] = 0
         self.watch.forget(host)
 
@@ -250,7 +199,9 @@ class StackedState:
                 if fossil is not None or self.lives[host][slot].is_computing:
                     self.put_seed(host, Layer(slot, number), rows)
                 elif rows:
-                    load_modules(parts, rows)
+                    for kind, row in rows.items():
+                        for name, tensor in named_tensors(cast(nn.Module, parts[kind])).items():
+                            tensor.data.copy_(row.tensors[name])
                     self.pending[host, slot] = place
 
 
@@ -258,15 +209,6 @@ def rows_of(place: SeedSlot) -> dict[str, Row]:
     """Return the rows of an untrained seed and of its gate, if it has one; they share memory."""
     parts = {"seed": place.seed, "gate": place.gate}
     return {part: Row.of_module(module) for part, module in parts.items() if module is not None}
-
-
-def load_modules(parts: Mapping[str, nn.Module | None], rows: Mapping[str, Row]) -> None:
-    """Copy rows into their modules."""
-    for part, row in rows.items():
-        module = parts[part]
-        assert module is not None
-        for name, tensor in named_tensors(module).items():
-            tensor.data.copy_(row.tensors[name])
 
 
 def _read_row(state: HostState, part: str, moments: Sequence[str]) -> Row:

@@ -18,19 +18,15 @@ from esper.errors import UnsupportedHostError, type_of
 from esper.growth.host_slots import ATTRIBUTE
 from esper.growth.modules import named_children, named_modules, named_tensors
 from esper.populations.rows import ActiveRows
-from esper.populations.stacked_layers import ELEMENTWISE, MAP_RANK, STACKED_FORMS
+from esper.populations.stacked_layers import ELEMENTWISE, STACKED_FORMS
 
 
 def stack_module(
     module: nn.Module, rows: ActiveRows, places: Mapping[str, nn.Module], name: str = ""
 ) -> nn.Module:
-    """Return the stacked form of a module.
+    """Return the stacked form of a module, whose layers read their weights from rows.
 
-    Args:
-        module: One host's module.
-        rows: The rows from which stacked layers read their weights.
-        places: Modules to put around submodules, by name; their ``block`` is set here.
-        name: The module's own name.
+    ``places`` are modules to put around submodules, by name; their ``block`` is set here.
 
     Raises:
         UnsupportedHostError: If a layer has no stacked form.
@@ -83,13 +79,6 @@ def require_plain_parameters(module: nn.Module) -> None:
         names[parameter] = name
 
 
-def stack_inputs(inputs: Tensor) -> Tensor:
-    """Return samples ``[N, B, ...]`` in the layout of stacked layers."""
-    if inputs.ndim == MAP_RANK:
-        return inputs.permute(0, 2, 3, 4, 1).contiguous()
-    return inputs
-
-
 Structure = tuple[Any, ...]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -124,14 +113,17 @@ class KnownKinds:
     """Answers by kind of model, for the whole process; the oldest are dropped first."""
 
     def __init__(self, limit: int = 512) -> None:
-        self.limit = limit
+        self._limit = limit
         self._answers: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._answers)
 
     def find(self, key: Any, answer: Callable[[], Any]) -> Any:
         """Return the answer for a key, computed if it is not known."""
         if key not in self._answers:
             found = answer()
-            while len(self._answers) >= self.limit:
+            while len(self._answers) >= self._limit:
                 del self._answers[next(iter(self._answers))]
             self._answers[key] = found
         return self._answers[key]
@@ -154,7 +146,8 @@ def _comparable(value: Any) -> Any:
     if kind in (int, float, bool, str, type(None)):
         return kind, value
     if isinstance(value, Tensor):
-        return kind, value.dtype, tuple(value.shape), _numbers_of(value)
+        numbers: list[float] = cast(Any, value.detach().flatten()).tolist()
+        return kind, value.dtype, tuple(value.shape), tuple(numbers)
     if isinstance(value, np.ndarray):
         return kind, value.dtype.str, value.shape, cast(Any, value).tobytes()
     if isinstance(value, Mapping):
@@ -171,8 +164,3 @@ def _comparable(value: Any) -> Any:
     except TypeError:
         return kind, repr(value)
     return value
-
-
-def _numbers_of(tensor: Tensor) -> tuple[float, ...]:
-    numbers: list[float] = cast(Any, tensor.detach().flatten()).tolist()
-    return tuple(numbers)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.arrays import Floats
 from esper.config.growth import OPTIMIZERS
-from esper.growth.slot_lives import Fossil, SlotLife
+from esper.growth.slot_states import Fossil, SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import (
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 256
 """Largest batch size that the kernel supports."""
 
-MOST_PROGRAMS = 1_000
+MAX_PROGRAMS = 1_000
 """Most programs that are kept for hosts of the same structure to share."""
 
 _JOB_FIELDS = ("plan", "inputs", "targets", "numbers", "n_batches", "batch", "losses", "squares")
@@ -345,11 +345,6 @@ class VectorHosts:
         # Fossils come after the seeds; their gradients count as the host's.
         of_seeds = squares[:, :, 1 : 1 + 2 * self.population.slot_config.max_slots]
         seed_norms = np.sqrt(of_seeds[:, :, ::2] + of_seeds[:, :, 1::2])
-        if len(hosts) == 1 and tally.record_host(
-            watch, int(hosts[0]), losses[0, :-1], norms[0], seed_norms[0], float(step_flops[0])
-        ):
-            tally.check_losses(watch, hosts, losses[:, -1])
-            return
         for step in range(squares.shape[1]):
             now = slice(None) if lengths.min() > step else lengths > step
             tally.record_step(
@@ -377,7 +372,7 @@ class VectorHosts:
             structure = self._known.get(key)
             if structure is None:
                 # Those of seeds long gone would pile up.
-                if len(self._known) >= MOST_PROGRAMS:
+                if len(self._known) >= MAX_PROGRAMS:
                     self._known.clear()
                 structure = self._known[key] = self._describe(host, held, (shapes, costs))
             self._structures[host] = structure
@@ -434,7 +429,7 @@ class VectorHosts:
         known = tuple(signature)
         if known not in self._programs:
             # Hosts hold the programs they run; those of structures long gone would pile up.
-            if len(self._programs) >= MOST_PROGRAMS:
+            if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
             program = self._write(host, own, seeds, is_training=ablation is None)
             self._programs[known] = (program, own)

@@ -151,13 +151,8 @@ def write_program(
 ) -> Program:
     """Return the program of a host with some seeds.
 
-    Args:
-        template: The host.
-        layout: Where its parameters are.
-        inputs: Shape of a sample: ``(features,)`` or ``(channels, height, width)``.
-        seeds: Its seeds by slot name.
-        fragments: Fragments of hosts with the same template and layout, which this call uses and
-            adds to.
+    A sample's shape is ``(features,)`` or ``(channels, height, width)``. ``fragments`` are those of
+    hosts with the same template and layout, which this call uses and adds to.
 
     Raises:
         NoProgramError: If a module has no ops.
@@ -218,10 +213,7 @@ class _Writer:
     def insert(self, fragment: Fragment, given: Sequence[int], number: int = 0) -> int:
         """Insert a fragment that reads the given values, and return the index of its output.
 
-        Args:
-            fragment: The fragment.
-            given: The values that it is given.
-            number: Index of its alpha; the parts of its parameters follow from it.
+        ``number`` is the index of its alpha; the parts of its parameters follow from it.
         """
         values = [*given, *range(len(self.shapes), len(self.shapes) + len(fragment.shapes))]
         first = len(self.parameters)
@@ -468,10 +460,6 @@ class _ModuleWriter:
             raise NoProgramError("an activation is in place")
         return self.add(OpKind.RELU, source)
 
-    def write_tanh(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a tanh."""
-        return self.add(OpKind.TANH, source)
-
     def write_gelu(self, layer: Any, prefix: str, source: int) -> int:
         """Write an exact GELU."""
         if layer.approximate != "none":
@@ -479,14 +467,6 @@ class _ModuleWriter:
         return self.add(
             OpKind.GELU, source, other=self.writer.add_value(self.writer.shapes[source])
         )
-
-    def write_zero(self, layer: Any, prefix: str, source: int) -> int:
-        """Write zeros."""
-        return self.add(OpKind.ZERO, source)
-
-    def write_nothing(self, layer: Any, prefix: str, source: int) -> int:
-        """Write nothing and return the input."""
-        return source
 
 
 def _write_seed_fragment(
@@ -547,10 +527,10 @@ _LAYERS: dict[type[nn.Module], Callable[[_ModuleWriter, Any, str, int], int]] = 
     nn.GroupNorm: _ModuleWriter.write_group_norm,
     nn.ReLU: _ModuleWriter.write_relu,
     nn.GELU: _ModuleWriter.write_gelu,
-    nn.Tanh: _ModuleWriter.write_tanh,
+    nn.Tanh: lambda writer, layer, prefix, source: writer.add(OpKind.TANH, source),
     nn.AdaptiveAvgPool2d: _ModuleWriter.write_pool,
     nn.Flatten: _ModuleWriter.write_flatten,
-    nn.Identity: _ModuleWriter.write_nothing,
+    nn.Identity: lambda writer, layer, prefix, source: source,
     SqueezeExciteSeed: _ModuleWriter.write_squeeze_excite,
-    NoopSeed: _ModuleWriter.write_zero,
+    NoopSeed: lambda writer, layer, prefix, source: writer.add(OpKind.ZERO, source),
 }

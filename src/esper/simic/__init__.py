@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from esper.simic import sb3_names
+from esper.config import sb3_names
 
 if TYPE_CHECKING:
     from esper.config.learning import NetworkConfig, PPOConfig
@@ -39,23 +39,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PPO": "esper.simic.algorithm",
-    "ActionSpec": "esper.simic.policy",
-    "Callback": "esper.simic.callbacks",
-    "Checkpoint": "esper.simic.callbacks",
-    "Evaluate": "esper.simic.callbacks",
-    "Evaluated": "esper.simic.evaluation",
-    "NetworkConfig": "esper.config.learning",
-    "PPOAgent": "esper.simic.agent",
-    "PPOConfig": "esper.config.learning",
-    "Record": "esper.simic.recording",
-    "Schedule": "esper.simic.schedules",
-    "TamiyoRolloutBuffer": "esper.simic.agent",
-    "Tracker": "esper.simic.callbacks",
-    "check_env": "esper.simic.check",
-    "cosine": "esper.simic.schedules",
-    "evaluate": "esper.simic.evaluation",
-    "linear": "esper.simic.schedules",
+    "esper.config.learning": ("NetworkConfig", "PPOConfig"),
+    "esper.simic.agent": ("PPOAgent", "TamiyoRolloutBuffer"),
+    "esper.simic.algorithm": ("PPO",),
+    "esper.simic.callbacks": ("Callback", "Checkpoint", "Evaluate", "Tracker"),
+    "esper.simic.check": ("check_env",),
+    "esper.simic.evaluation": ("Evaluated", "evaluate"),
+    "esper.simic.policy": ("ActionSpec",),
+    "esper.simic.recording": ("Record",),
+    "esper.simic.schedules": ("Schedule", "cosine", "linear"),
 }
 
 
@@ -67,9 +59,10 @@ if not TYPE_CHECKING:  # for a type checker any name would exist
             # An AttributeError would lose its message in "from esper.simic import name".
             instead = sb3_names.EXPORTS[name]
             raise ImportError(f"esper.simic has no {name}; use {instead}.", name=name)
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        for module, names in _MODULES.items():
+            if name in names:
+                return getattr(importlib.import_module(module), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

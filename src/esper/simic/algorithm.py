@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast
 
@@ -25,52 +25,44 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from esper.config.checks import require_choice, require_int, require_seed
+from esper.config import sb3_names
+from esper.config.checks import PositiveInt, Seed, check, require_choice
 from esper.config.learning import NetworkConfig, PPOConfig
+from esper.config.sb3_names import reject_unknown
 from esper.errors import (
     CheckpointError,
     ConfigError,
     DtypeError,
     EsperWarning,
     NonFiniteError,
-    ShapeError,
     UnsupportedEnvironmentError,
-    type_of,
 )
 from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ShowProgress
-from esper.simic import sb3_names
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
 from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import ObservationLike, ObservationSpec
-from esper.simic.policy.protocol import Policy
+from esper.simic.policy.policy import Policy
 from esper.simic.progress import LearningProgress, MetricsTable
 from esper.simic.rollout.actions import ActionCodec, MaskLike, MaskReader, require_spec
 from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, VectorCollector
 from esper.simic.rollout.environments import Env, Environments
-from esper.simic.rollout.factory import (
-    EnvLike,
-    adapt,
-    declared_spec,
-    make_members,
-    spaces_of,
-)
+from esper.simic.rollout.factory import EnvLike, adapt, declared_spec, make_members, spaces_of
 from esper.simic.rollout.space_json import decode_space, encode_space, is_same_space
-from esper.simic.sb3_names import reject_unknown
 from esper.simic.schedules import Rate, Schedule, rate_at
 from esper.simic.settings import (
     SCHEDULED,
+    WITH_MEMORY,
     PPOSettings,
     check_minibatches,
     describe_settings,
-    fit_config,
     require_cpu,
     split_rates,
 )
-from esper.storage.checkpoint import step_of
-from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.simic.tensors import check_tensor
+from esper.storage.checkpoint_folder import CheckpointFolder, step_of
 from esper.storage.state import from_nested, to_nested
 
 if TYPE_CHECKING:
@@ -137,15 +129,14 @@ class PPO:
 
                 {settings}
         """
-        require_seed(0 if seed is None else seed)
+        check("seed", 0 if seed is None else seed, Seed)
         if isinstance(env, str) and env in sb3_names.POLICIES:
             given = repr(policy) if isinstance(policy, str) else "env"
             raise ConfigError(
                 f"env is {env!r}; the environment comes first: "
                 f"PPO({given}, policy={sb3_names.POLICIES[env]!r})."
             )
-        if network is not None and not isinstance(network, NetworkConfig):
-            raise ConfigError(f"network is {network!r}; it must be a NetworkConfig.")
+        check("network", network, NetworkConfig | None)
         require_cpu(device)
         self.verbose = require_choice("verbose", verbose, (0, 1))
         self.seed = secrets.randbelow(2**31) if seed is None else int(seed)
@@ -159,7 +150,7 @@ class PPO:
         if self.policy.state_size:
             default = min(default, RECURRENT_STEPS)
         self.n_steps = default if n_steps is None else n_steps
-        require_int("n_steps", self.n_steps, least=1)
+        check("n_steps", self.n_steps, PositiveInt)
         warning = check_minibatches(
             self.config, settings, self.n_envs, self.n_steps, bool(self.policy.state_size)
         )
@@ -263,7 +254,7 @@ class PPO:
         watches_steps = [c for c in active if type(c).on_step is not Callback.on_step]
         self._is_stopped = False
         self._callbacks = active
-        policy = cast(nn.Module, self.agent.policy).train()
+        policy = self.policy.train()
         try:
             with suitable_threads(policy):
                 notify(active, "on_start", self)
@@ -347,7 +338,7 @@ class PPO:
             return
         if isinstance(total_timesteps, float) and total_timesteps.is_integer():
             total_timesteps = int(total_timesteps)
-        require_int("total_timesteps", total_timesteps, least=1)
+        check("total_timesteps", total_timesteps, PositiveInt)
         self._first_timestep = self.num_timesteps
         self.total_timesteps = self.num_timesteps + int(total_timesteps)
 
@@ -369,8 +360,15 @@ class PPO:
     ) -> None:
         """Collect a rollout, learn from it, and tell the callbacks."""
         started = time.perf_counter()
+
+        def count(step: CollectedStep) -> None:
+            self.num_timesteps += self.n_envs
+            if watches_steps:
+                self.last_step = step
+                notify(watches_steps, "on_step", self)
+
         try:
-            episodes = self._collect(collector, buffer, watches_steps)
+            episodes = collector.collect(buffer, count)
         except BaseException:
             # Some environments may have taken the step and others not: the next call starts anew.
             self._collector = None
@@ -383,25 +381,7 @@ class PPO:
         self._describe(episodes, report, ended - started)
         self.last_seconds = {"rollout": collected - started, "update": ended - collected}
         self.last_episodes, self.last_update, self.last_evaluation = episodes, report, None
-        buffer.reset()
         notify(callbacks, "on_update_end", self)
-
-    def _collect(
-        self, collector: VectorCollector, buffer: TamiyoRolloutBuffer, callbacks: list[Callback]
-    ) -> CollectedEpisodes:
-        """Fill a buffer, and tell the callbacks of every step; return the episodes that ended."""
-        episodes = CollectedEpisodes()
-        while not buffer.is_full:
-            step = collector.step(buffer)
-            self.num_timesteps += self.n_envs
-            if step.dones.any():
-                episodes.returns += step.episode_returns[step.dones].tolist()
-                episodes.lengths += step.episode_lengths[step.dones].tolist()
-            if callbacks:
-                self.last_step = step
-                notify(callbacks, "on_step", self)
-        collector.finish(buffer)
-        return episodes
 
     def _update(self, buffer: TamiyoRolloutBuffer) -> UpdateReport:
         """Improve the policy, or leave the agent as it was if it fails or is interrupted."""
@@ -411,9 +391,7 @@ class PPO:
         except (NonFiniteError, KeyboardInterrupt):
             self.agent.load_state_dict(before)
             raise
-        learn_observations = getattr(self.agent.policy, "learn_observations", None)
-        if learn_observations is not None:
-            learn_observations(buffer.flat("observations"))
+        self.policy.learn_observations(buffer.flat("observations"))
         return report
 
     def _current_rates(self) -> dict[str, float]:
@@ -484,21 +462,12 @@ class PPO:
         n = batch or 1
         if state is None:
             state = torch.zeros(n, policy.state_size)
-        if not isinstance(cast(Any, state), Tensor):
-            raise DtypeError(
-                f"state is {type_of(state)}; pass the torch.Tensor that the last call "
-                "returned, or None at the start of an episode."
-            )
-        if state.shape != (n, policy.state_size):
-            raise ShapeError(
-                f"state has shape {tuple(state.shape)}; {[n, policy.state_size]} is needed. Pass "
-                "the state that the last call returned, or None at the start of an episode."
-            )
+        check_tensor("state", state, (n, policy.state_size))
         if episode_start is not None:
             starts = torch.from_numpy(np.atleast_1d(np.asarray(episode_start, np.bool_)))
             state = state.masked_fill(starts.unsqueeze(-1), 0.0)
         legal = self._read_masks(masks, is_batch=batch is not None)
-        with evaluation_mode(cast(nn.Module, policy)):
+        with evaluation_mode(policy):
             decision = policy.act(
                 observations, legal, state, None if deterministic else self._generator
             )
@@ -525,13 +494,9 @@ class PPO:
 
     def _reject_reset_result(self, observation: Any) -> None:
         """Reject what ``env.reset()`` returns, given as the observation."""
-        parts = cast("tuple[Any, ...]", observation)
-        if (
-            isinstance(observation, tuple)
-            and not isinstance(self.observation_space, spaces.Tuple)
-            and len(parts) == 2
-            and isinstance(parts[1], dict)
-        ):
+        is_pair = isinstance(observation, tuple) and len(cast(Any, observation)) == 2
+        is_space = isinstance(self.observation_space, spaces.Tuple)
+        if is_pair and not is_space and isinstance(observation[1], dict):
             raise DtypeError(
                 "observation is a tuple of an observation and a dict, which reset() returns; pass "
                 "its first part: observation, info = env.reset()."
@@ -544,14 +509,12 @@ class PPO:
         if isinstance(env, Environments):
             return env
         source = self._env if env is None else env
-        is_one = isinstance(source, (gymnasium.Env, VectorEnv))
-        if env is None and (source is None or is_one):
+        if env is None and (source is None or _is_made(source)):
             raise UnsupportedEnvironmentError(
                 "another environment cannot be made from the one that was given; pass env=, an id "
                 "or a function that makes one."
             )
-        members = make_members(source, None if is_one else n_envs)
-        self._require_spaces(members)
+        members = self._make_members(source, n_envs)
         return adapt(members, self.agent.spec, squash=self.network.squash, device="cpu")
 
     def close(self) -> None:
@@ -562,20 +525,18 @@ class PPO:
     # -- saving -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], **unknown: Never) -> Path:
-        """Save the model to a folder: safetensors and JSON, with checksums."""
+        """Save the model to a folder: safetensors and JSON, with a manifest of hashes."""
         reject_unknown("save", unknown, ("path",))
         self.warn_of_functions()
-        return self._save(path, self._state(is_resumable=False), keep_last=1)
+        return self.save_checkpoint(path, self._state(is_resumable=False), keep_last=1)
 
     def save_checkpoint(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        keep_last: int = 3,
-        state: dict[str, Any] | None = None,
+        self, path: str | os.PathLike[str], state: dict[str, Any], *, keep_last: int
     ) -> Path:
-        """Save everything that training depends on, now or in a state that was taken before."""
-        return self._save(path, state or self.checkpoint_state(), keep_last=keep_last)
+        """Save what :meth:`checkpoint_state` returned, now or before."""
+        folder = CheckpointFolder(path, keep_last=keep_last)
+        folder.save(from_nested(state), step=state["num_timesteps"])
+        return Path(path)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return a copy of everything that training depends on, between two updates."""
@@ -675,7 +636,9 @@ class PPO:
             self.policy_name, made = make_policy(
                 policy, spec, self._observation_spec, self.observation_space, network, seed
             )
-        config = fit_config(config, made.state_size > 0, settings)
+        if made.state_size:
+            defaults = {k: v for k, v in WITH_MEMORY.items() if k not in settings}
+            config = replace(config, **defaults)
         self.agent = PPOAgent(spec, made, config, seed=seed)
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
         self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
@@ -709,11 +672,6 @@ class PPO:
 
     def _add_reward_normalizer(self, is_wanted: bool) -> None:
         self._rewards = RewardNormalizer(self.n_envs, self.config.gamma) if is_wanted else None
-
-    def _save(self, path: str | os.PathLike[str], state: dict[str, Any], *, keep_last: int) -> Path:
-        folder = CheckpointFolder(path, keep_last=keep_last)
-        folder.save(from_nested(state), step=state["num_timesteps"])
-        return Path(path)
 
     def _state(self, *, is_resumable: bool) -> dict[str, Any]:
         spec = self.agent.spec
@@ -780,22 +738,23 @@ class PPO:
         model.n_envs, model.n_steps = settings["n_envs"], settings["n_steps"]
         members = None
         if source is not None:
-            is_one = isinstance(source, (gymnasium.Env, VectorEnv))
-            members = make_members(source, None if is_one else settings["n_envs"])
-            model._require_spaces(members)
+            members = model._make_members(source, settings["n_envs"])
         model._setup(policy or name, spec, network, ppo)
         if members is not None:
             model._attach(members)
         model._add_reward_normalizer(settings["normalize_rewards"])
         model.agent.load_state_dict(saved["agent"])
         model.num_timesteps = model.total_timesteps = saved["num_timesteps"]
-        model._has_masks = saved.get("has_masks", False)
+        model._has_masks = saved["has_masks"]
         if model._rewards is not None and saved["rewards"] is not None:
             model._rewards.load_state_dict(saved["rewards"])
         return model
 
-    def _require_spaces(self, members: list[Env] | VectorEnv[Any, Any, Any]) -> None:
-        """Reject environments that have other spaces than the model was trained with."""
+    def _make_members(
+        self, source: EnvLike, n_envs: int | None
+    ) -> list[Env] | VectorEnv[Any, Any, Any]:
+        """Make environments; reject other spaces than the model was trained with."""
+        members = make_members(source, None if _is_made(source) else n_envs)
         for kind, now in zip(("observation", "action"), spaces_of(members), strict=True):
             then = getattr(self, f"{kind}_space")
             # Observations are read by name; heads follow the order of the action space.
@@ -805,6 +764,7 @@ class PPO:
                     f"the environment's {kind} space is {now}; the model was trained with {then}, "
                     "and needs an environment that has the same."
                 )
+        return members
 
     def _load_training(self, training: dict[str, Any]) -> None:
         self.total_timesteps = training["total_timesteps"]
@@ -853,10 +813,15 @@ def _read(path: str | os.PathLike[str]) -> dict[Any, Any]:
     return to_nested(CheckpointFolder(path).latest().state)
 
 
+def _is_made(env: Any) -> bool:
+    """Return whether it is an environment and not what makes one."""
+    return isinstance(env, (gymnasium.Env, VectorEnv))
+
+
 def _name_of(env: Any) -> str:
     """Return the name of an environment, class or function for a message."""
-    if isinstance(env, (gymnasium.Env, VectorEnv)):
-        return type(cast(Any, env).unwrapped).__name__
+    if _is_made(env):
+        return type(env.unwrapped).__name__
     return getattr(env, "__name__", type(env).__name__)
 
 

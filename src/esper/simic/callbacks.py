@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Never, cast
 
 import numpy as np
 
-from esper.config.checks import require_int
+from esper.config import sb3_names
+from esper.config.checks import PositiveInt, check
+from esper.config.sb3_names import reject_unknown
 from esper.errors import ConfigError, UnsupportedEnvironmentError
-from esper.simic import sb3_names
 from esper.simic.policy.factory import POLICIES
-from esper.simic.sb3_names import reject_unknown
 from esper.simic.schedules import takes_one_argument
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.telemetry.sinks import has_run, make_tracker, require_tracker
@@ -119,7 +119,7 @@ class _Periodic(Callback):
     """A callback that acts after the first update at or past every ``every`` steps."""
 
     def __init__(self, every: int) -> None:
-        require_int("every", every, least=1)
+        check("every", every, PositiveInt)
         self.every = every
         self._next: int | None = None
 
@@ -302,7 +302,7 @@ class Checkpoint(_Periodic):
         self._state = {}
 
     def _save(self, model: PPO) -> None:
-        model.save_checkpoint(self.folder, keep_last=self.keep_last, state=self._state)
+        model.save_checkpoint(self.folder, self._state, keep_last=self.keep_last)
 
 
 class MetricsReader(Callback):
@@ -310,25 +310,20 @@ class MetricsReader(Callback):
 
 
 class Tracker(MetricsReader):
-    """Sends metrics to TensorBoard, Weights & Biases, Trackio or a CSV file."""
+    """Sends metrics to TensorBoard, Weights & Biases or a CSV file."""
 
-    def __init__(
-        self, name: str, folder: str | Path, *, trackio_dir: str | Path | None = None
-    ) -> None:
+    def __init__(self, name: str, folder: str | Path) -> None:
         """Choose a tracker.
 
         Args:
-            name: ``"tensorboard"``, ``"wandb"``, ``"trackio"`` or ``"csv"``, which writes
-                ``progress.csv``.
+            name: ``"tensorboard"``, ``"wandb"`` or ``"csv"``, which writes ``progress.csv``.
             folder: The run's folder; its name is the name of the run.
-            trackio_dir: Where Trackio keeps its database, instead of its folder in the user's
-                cache.
 
         Raises:
             ConfigError: If there is no such tracker.
         """
-        require_tracker(name, trackio_dir=trackio_dir)
-        self.name, self.folder, self.trackio_dir = name, Path(folder), trackio_dir
+        require_tracker(name)
+        self.name, self.folder = name, Path(folder)
         self._tracker: Any = None
 
     def on_start(self, model: PPO) -> None:
@@ -341,7 +336,6 @@ class Tracker(MetricsReader):
             self.folder,
             model.settings(),
             first_step=model.num_timesteps + 1,
-            trackio_dir=self.trackio_dir,
         )
 
     def on_update_end(self, model: PPO) -> None:
@@ -370,7 +364,12 @@ def as_callbacks(given: CallbackLike | Sequence[CallbackLike] | None) -> list[Ca
     found: list[Callback] = []
     for one in many:
         if isinstance(one, Callback):
-            _reject_sb3_methods(one)
+            for name, instead in sb3_names.CALLBACK_METHODS.items():
+                if hasattr(one, name):
+                    raise ConfigError(
+                        f"{type(one).__name__} has a method {name}, which is never called; write "
+                        f"{instead}(self, model)."
+                    )
             found.append(one)
         elif callable(one) and not isinstance(one, type):
             if not takes_one_argument(one):
@@ -386,13 +385,3 @@ def as_callbacks(given: CallbackLike | Sequence[CallbackLike] | None) -> list[Ca
             )
     order = (Evaluate, MetricsReader, Checkpoint)
     return sorted(found, key=lambda one: [isinstance(one, kind) for kind in reversed(order)])
-
-
-def _reject_sb3_methods(callback: Callback) -> None:
-    """Reject methods of Stable-Baselines3's callbacks, which nothing would call."""
-    for name, instead in sb3_names.CALLBACK_METHODS.items():
-        if hasattr(callback, name):
-            raise ConfigError(
-                f"{type(callback).__name__} has a method {name}, which is never called; write "
-                f"{instead}(self, model)."
-            )

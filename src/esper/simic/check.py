@@ -25,31 +25,25 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
-from esper.config.checks import require_int
+from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.errors import (
     ActionSpecError,
     ConfigError,
     EsperError,
     UnsupportedEnvironmentError,
     did_you_mean,
+    shown,
 )
+from esper.formatting import many
 from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.observations import ObservationLeaf, ObservationSpec, leaves_of
 from esper.simic.rollout.actions import require_spec
-from esper.simic.rollout.contract import (
-    Findings,
-    Outcome,
-    RandomGame,
-    Report,
-    count,
-    describe_error,
-    is_same,
-    shorten,
-)
+from esper.simic.rollout.contract import Findings, Outcome, RandomGame, describe_error
 from esper.simic.rollout.env_state import load_env_state, save_env_state
 from esper.simic.rollout.environments import Env
 from esper.simic.rollout.factory import EnvLike, declared_spec, make_members
@@ -58,7 +52,7 @@ from esper.simic.rollout.space_json import decode_space, encode_space, is_same_s
 N_REPLAYED = 200
 """Steps that are repeated to compare them with what happened before."""
 
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 """Time that random steps may take; a slow environment is checked for fewer."""
 
 SLOW = 300
@@ -76,29 +70,29 @@ def check_env(env: EnvLike, *, n_steps: int = 500, seed: int = 0) -> Findings:
     Raises:
         UnsupportedEnvironmentError: If ``env`` is a vector environment, or nothing of the above.
     """
-    require_int("n_steps", n_steps, least=1)
+    check("n_steps", n_steps, PositiveInt)
     if isinstance(env, VectorEnv):
         raise UnsupportedEnvironmentError(
             "env is a vector environment; check one of its environments, or the function that "
             "makes one."
         )
-    report = Report()
+    report = Findings()
     try:
         (one,) = cast("list[Env]", make_members(env, None))
     except EsperError:
         raise
     except Exception as error:
         report.problem("environment", f"making it raised {describe_error(error)}")
-        return Findings(report.findings)
+        return report
     try:
         _run_checks(one, n_steps, seed, report)
     finally:
         if one is not env:
             one.close()
-    return Findings(report.findings)
+    return report
 
 
-def _run_checks(env: Env, n_steps: int, seed: int, report: Report) -> None:
+def _run_checks(env: Env, n_steps: int, seed: int, report: Findings) -> None:
     spec = _check_spaces(env, report)
     if spec is None:
         return
@@ -106,7 +100,7 @@ def _run_checks(env: Env, n_steps: int, seed: int, report: Report) -> None:
     if not game.reset(seed):
         return
     first = game.observation
-    while game.n_steps < n_steps and game.seconds < MOST_SECONDS and game.step():
+    while game.n_steps < n_steps and game.seconds < MAX_SECONDS and game.step():
         pass
     if game.outcomes:
         game.summarize()
@@ -120,7 +114,7 @@ def _run_checks(env: Env, n_steps: int, seed: int, report: Report) -> None:
 # -- spaces ---------------------------------------------------------------------------------------
 
 
-def _check_spaces(env: Env, report: Report) -> ActionSpec | None:
+def _check_spaces(env: Env, report: Findings) -> ActionSpec | None:
     """Return the heads of an action; None if a space is not supported."""
     for kind in ("observation_space", "action_space"):
         if not isinstance(getattr(env, kind, None), spaces.Space):
@@ -128,7 +122,7 @@ def _check_spaces(env: Env, report: Report) -> ActionSpec | None:
             return None
     try:
         ObservationSpec.from_space(env.observation_space)
-        report.ok("observation space", shorten(env.observation_space))
+        report.ok("observation space", shown(env.observation_space))
     except UnsupportedEnvironmentError as error:
         report.problem("observation space", str(error))
     try:
@@ -137,14 +131,14 @@ def _check_spaces(env: Env, report: Report) -> ActionSpec | None:
         report.problem("action space", str(error))
         return None
     heads = f"; heads {', '.join(spec.names)}" if spec.n_heads > 1 else ""
-    report.ok("action space", f"{shorten(env.action_space)}{heads}")
+    report.ok("action space", f"{shown(env.action_space)}{heads}")
     for name, part in action_parts(env.action_space):
         if isinstance(part, spaces.Box):
             _check_bounds(name, cast("spaces.Box[Any]", part), report)
     return None if report.has_problem("observation space") else spec
 
 
-def _check_bounds(name: str, part: spaces.Box[Any], report: Report) -> None:
+def _check_bounds(name: str, part: spaces.Box[Any], report: Findings) -> None:
     check = f"action bounds of {name}" if name else "action bounds"
     if not part.is_bounded():
         report.note(
@@ -165,7 +159,7 @@ def _check_bounds(name: str, part: spaces.Box[Any], report: Report) -> None:
 # -- after the game -------------------------------------------------------------------------------
 
 
-def _check_episodes(env: Env, game: RandomGame, report: Report) -> None:
+def _check_episodes(env: Env, game: RandomGame, report: Findings) -> None:
     limit = _time_limit(env)
     lengths = [length for length, _ in game.episodes]
     n_truncated = sum(truncated for _, truncated in game.episodes)
@@ -190,12 +184,12 @@ def _check_episodes(env: Env, game: RandomGame, report: Report) -> None:
 def _check_seeding(env: Env, game: RandomGame, expected: Any, seed: int) -> None:
     """Play the same actions again, and compare."""
     report = game.report
-    if report.has_problem("reset"):
+    if report.has_problem("reset", "observations", "rewards"):
         return
     advice = "Draw all random numbers from self.np_random, after super().reset(seed=seed)."
     try:
         first, _ = env.reset(seed=seed)
-        if not is_same(first, expected):
+        if not data_equivalence(first, expected, exact=True):
             report.problem(
                 "seeding", f"reset(seed={seed}) gives another first observation each time. {advice}"
             )
@@ -208,7 +202,7 @@ def _check_seeding(env: Env, game: RandomGame, expected: Any, seed: int) -> None
     except Exception as error:
         report.problem("seeding", f"repeating the same actions raised {describe_error(error)}")
         return
-    if all(is_same(first, other) for other in others):
+    if all(data_equivalence(first, other, exact=True) for other in others):
         report.note("seeding", "four seeds give the same first observation; fine if it is fixed.")
     else:
         n_steps = min(len(game.actions), N_REPLAYED)
@@ -217,15 +211,15 @@ def _check_seeding(env: Env, game: RandomGame, expected: Any, seed: int) -> None
         )
 
 
-def _check_saving(env: Env, game: RandomGame, report: Report) -> None:
+def _check_saving(env: Env, game: RandomGame, report: Findings) -> None:
     """Save the state, play on, restore it, play the same, and compare."""
-    if any(report.has_problem(check) for check in ("masks", "legal actions", "seeding", "reset")):
+    if report.has_problem("masks", "legal actions", "seeding", "reset"):
         return
     try:
         for space in (env.observation_space, env.action_space):
             restored = decode_space(json.loads(json.dumps(encode_space(space))))
             if not is_same_space(restored, space):
-                report.problem("exact resume", f"{shorten(space)} is saved as {shorten(restored)}.")
+                report.problem("exact resume", f"{shown(space)} is saved as {shown(restored)}.")
                 return
         game.reset()
         for _ in range(3):
@@ -252,7 +246,7 @@ def _check_saving(env: Env, game: RandomGame, report: Report) -> None:
     )
 
 
-def _check_scale(env: Env, game: RandomGame, report: Report) -> None:
+def _check_scale(env: Env, game: RandomGame, report: Findings) -> None:
     if report.has_problem("observations"):
         return
     spec = ObservationSpec.from_space(env.observation_space)
@@ -285,7 +279,7 @@ def _describe_scale(leaf: ObservationLeaf, values: Tensor, where: str) -> str | 
     )
 
 
-def _check_speed(game: RandomGame, report: Report) -> None:
+def _check_speed(game: RandomGame, report: Findings) -> None:
     speed = game.n_steps / max(game.seconds, 1e-9)
     text = f"{speed:,.0f} steps/s" if speed >= 10 else f"{speed:.2g} steps/s"
     if speed >= SLOW:
@@ -305,11 +299,11 @@ def _replay(env: Env, actions: Sequence[Any], expected: Sequence[Outcome]) -> st
             "end": (ends, [before.terminated, before.truncated]),
         }
         for name, (value, old) in now.items():
-            if not is_same(value, old):
+            if not data_equivalence(value, old, exact=True):
                 return f"another {name} at step {number}"
         if before.terminated or before.truncated:
             first, _ = env.reset()
-            if not is_same(first, before.first):
+            if not data_equivalence(first, before.first, exact=True):
                 return f"another first observation after the episode that ends at step {number}"
     return None
 
@@ -394,8 +388,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides episodes and actions (0)")
     chosen = parser.parse_args(arguments)
     try:
-        require_int("--steps", chosen.steps, least=1)
-        require_int("--seed", chosen.seed, least=0)
+        check("--steps", chosen.steps, PositiveInt)
+        check("--seed", chosen.seed, NonNegativeInt)
         findings = check_env(load_target(chosen.target), n_steps=chosen.steps, seed=chosen.seed)
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -406,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sum(finding.level == level for finding in findings) for level in ("problem", "note")
     )
     n_ok = len(findings) - problems - notes
-    print(f"{chosen.target}: {count(problems, 'problem')}, {count(notes, 'note')}, {n_ok} ok")
+    print(f"{chosen.target}: {many(problems, 'problem')}, {many(notes, 'note')}, {n_ok} ok")
     return 1 if problems else 0
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Never, cast
+from typing import TYPE_CHECKING, Never
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from torch import nn
 
 from esper.arrays import Floats, Integers
-from esper.config.checks import require_int
+from esper.config.checks import PositiveInt, check
+from esper.config.sb3_names import reject_unknown
 from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ProgressBar, ShowProgress
 from esper.simic.rollout.environments import Environments
 from esper.simic.rollout.factory import EnvLike
-from esper.simic.sb3_names import reject_unknown
 from esper.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def evaluate(
     """
     known = ("model", "env", "n_episodes", "deterministic", "seed", "progress")
     reject_unknown("evaluate", unknown, known)
-    require_int("n_episodes", n_episodes, least=1)
+    check("n_episodes", n_episodes, PositiveInt)
     environments = model.make_environments(env, n_envs=min(n_episodes, 16))
     # Each environment plays a fixed share, so that short episodes do not count more often.
     n_envs = environments.n_envs
@@ -104,8 +103,8 @@ def evaluate(
     sums, steps = np.zeros(n_envs), np.zeros(n_envs, np.int64)
     returns, lengths = list[float](), list[int]()
     with ExitStack() as stack:
-        stack.enter_context(evaluation_mode(cast(nn.Module, policy)))
-        stack.enter_context(suitable_threads(cast(nn.Module, policy)))
+        stack.enter_context(evaluation_mode(policy))
+        stack.enter_context(suitable_threads(policy))
         if not isinstance(env, (gymnasium.Env, VectorEnv, Environments)):
             stack.callback(environments.close)
         bar = stack.enter_context(ProgressBar(progress, title="evaluating"))

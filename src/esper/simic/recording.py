@@ -15,23 +15,16 @@ import numpy as np
 import torch
 
 from esper.config.learning import NetworkConfig
-from esper.config.run import MOST_THREADS, PPO_TRAINING, RunConfig
+from esper.config.memory import used_memory
+from esper.config.run import MAX_THREADS, PPO_TRAINING, RunConfig
 from esper.config.toml import write_toml
 from esper.errors import ConfigError, EsperError, RunError, StorageError, TelemetryError
 from esper.simic.callbacks import MetricsReader
 from esper.storage.files import write_atomic
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter, open_run
-from esper.telemetry.memory import used_memory
-from esper.telemetry.records import (
-    EvaluationRecord,
-    RoundRecord,
-    RunRecord,
-    UpdateRecord,
-)
-from esper.telemetry.records import (
-    Record as TelemetryRecord,
-)
+from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
+from esper.telemetry.records import Record as TelemetryRecord
 from esper.version import __version__
 
 if TYPE_CHECKING:
@@ -233,7 +226,7 @@ def _config_of(model: PPO, rounds: int) -> RunConfig:
         envs=model.n_envs,
         n_steps=model.n_steps,
         seed=model.seed,
-        threads=min(torch.get_num_threads(), MOST_THREADS),
+        threads=min(torch.get_num_threads(), MAX_THREADS),
         ppo=model.config,
     )
 

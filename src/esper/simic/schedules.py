@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from esper.config.checks import require_choice, require_number
+from esper.config.checks import NonNegativeFloat, Settings, check
 from esper.errors import ConfigError
 
 Rate = float | Callable[[float], float]
@@ -37,17 +37,12 @@ def interpolate(shape: str, start: float, end: float, progress: float) -> float:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Settings):
     """A rate that changes from ``start`` to ``end`` over training, and is saved with a model."""
 
-    start: float
-    end: float = 0.0
+    start: NonNegativeFloat
+    end: NonNegativeFloat = 0.0
     shape: Shape = "linear"
-
-    def __post_init__(self) -> None:
-        require_number("start", self.start, least=0.0)
-        require_number("end", self.end, least=0.0)
-        require_choice("shape", self.shape, ("constant", "linear", "cosine"))
 
     def __call__(self, remaining: float) -> float:
         """Return the rate when a share of training from 1 to 0 is left."""
@@ -77,8 +72,7 @@ def rate_at(name: str, rate: Rate, remaining: float) -> float:
             f"{name} is a function that does not take one argument; it gets the share of training "
             "that is left, from 1 to 0."
         )
-    require_number(f"{name}({remaining:g})", value := rate(remaining), least=0.0)
-    return float(value)
+    return check(f"{name}({remaining:g})", rate(remaining), NonNegativeFloat)
 
 
 def takes_one_argument(function: Callable[..., Any]) -> bool:

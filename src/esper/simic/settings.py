@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Literal, TypedDict, cast
 
-from esper.config.learning import PPOConfig
+from esper.config.learning import NetworkConfig, PPOConfig
+from esper.config.sb3_names import reject_unknown
 from esper.config.schema import docs_of
 from esper.errors import ConfigError
-from esper.simic.sb3_names import reject_unknown
 from esper.simic.schedules import Rate, rate_at
 
 SCHEDULED = ("learning_rate", "clip_range", "ent_coef")
@@ -51,7 +51,12 @@ class PPOSettings(TypedDict, total=False):
 def split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate]]:
     """Return the settings at the start of training, and the rates that may change."""
     known = [field.name for field in fields(PPOConfig)]
-    reject_unknown("PPO", [name for name in settings if name not in known], [*_OTHERS, *known])
+    unknown = [name for name in settings if name not in known]
+    for name in unknown:
+        if name in NetworkConfig.__dataclass_fields__:
+            advice = f"write network=NetworkConfig({name}=...)"
+            raise ConfigError(f"PPO has no argument {name!r}; {advice}.")
+    reject_unknown("PPO", unknown, [*_OTHERS, *known])
     first: dict[str, Any] = {
         name: rate_at(name, cast(Any, value), 1.0)
         if name in SCHEDULED and callable(value)
@@ -62,12 +67,8 @@ def split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate]]:
     return config, {name: settings.get(name, getattr(config, name)) for name in SCHEDULED}
 
 
-def fit_config(config: PPOConfig, has_memory: bool, settings: Any) -> PPOConfig:
-    """Return settings with defaults for policies with memory, where none were given."""
-    if not has_memory:
-        return config
-    defaults: dict[str, Any] = {"batch_size": 128, "sequence_length": 64}
-    return replace(config, **{k: v for k, v in defaults.items() if k not in settings})
+WITH_MEMORY: dict[str, Any] = {"batch_size": 128, "sequence_length": 64}
+"""Defaults of policies with memory, where they differ."""
 
 
 def check_minibatches(

@@ -1,51 +1,65 @@
 """The checkpoints of a run: saved atomically, and loaded from the newest intact one.
 
-While a save is in progress, the folder also holds hidden folders:
-
-    .saving-step-000000123-<hex>    a checkpoint that is being written
-    .replaced-step-000000123-<hex>  the earlier checkpoint of a step that is being saved again
-    .removing-step-000000123-<hex>  a checkpoint that is being removed
-
-A process that is killed may leave some behind; the next save cleans them up. Only one process may
-save in a folder at a time; any number may read.
+Each is a saved folder named after its step, ``step-000000123``. A process that is killed may leave
+one without a manifest, which holds nothing; the next save removes it. Only one process may save
+checkpoints in a folder at a time; any number may read.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
+import platform
 import re
-import uuid
 import warnings
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
-from esper.config.checks import require_int
-from esper.errors import CheckpointError
-from esper.storage.checkpoint import (
-    FILES,
-    MANIFEST_FILE,
-    CheckpointWarning,
-    Loaded,
-    find_differences,
-    inspect,
-    load_step,
-    make_manifest,
-    name_of,
-    step_of,
-    write_manifest,
-)
-from esper.storage.files import (
-    flush_folder,
-    holds_only,
-    make_folder,
-    remove_folder,
-    storage_errors,
-    write_file,
-)
-from esper.storage.state import Pieces, State, encode
+import numpy as np
+import torch
 
-_HIDDEN = re.compile(r"\.(saving|replaced|removing)-(step-[0-9]{9,})-[0-9a-f]{32}")
+from esper.config.checks import NonNegativeInt, PositiveInt, check
+from esper.errors import CheckpointError, OtherVersionError
+from esper.storage.files import Pieces, make_folder, parse_json, storage_errors
+from esper.storage.saved_folder import MANIFEST_FILE, FolderKind
+from esper.storage.state import FACTS_FILE, TENSORS_FILE, State, decode, encode
+from esper.version import __version__
+
+ABOUT_FILE = "checkpoint.json"
+CHECKPOINT = FolderKind("checkpoint", (TENSORS_FILE, FACTS_FILE, ABOUT_FILE), CheckpointError)
+
+_NAME = re.compile(r"step-([0-9]{9,})")
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was skipped, could not be removed, or was made under other conditions."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    """A checkpoint that was read and verified."""
+
+    state: State
+    """The saved state."""
+
+    step: int
+    """The step at which it was saved."""
+
+    path: Path
+    """Its folder."""
+
+    about: dict[str, Any]
+    """When and how it was saved: step, is_best, created, made_with and devices."""
+
+    skipped: tuple[Path, ...] = ()
+    """Folders of newer checkpoints that were skipped because they are damaged."""
+
+
+Problems = dict[Path, CheckpointError | OtherVersionError]
+"""Why checkpoints cannot be used, by folder."""
 
 
 class CheckpointFolder:
@@ -57,13 +71,13 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep_last: int = 3) -> None:
-        require_int("keep_last", keep_last, least=1)
+        check("keep_last", keep_last, PositiveInt)
         self.path = Path(path)
         self.keep_last = keep_last
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, damaged ones included, ordered by step."""
-        return [name_of(step) for step in sorted(self._find())]
+        return [_name_of(step) for step in sorted(self._find())]
 
     def save(self, state: State, *, step: int, is_best: bool = False) -> Path:
         """Write a checkpoint and return its folder; it then survives a power loss.
@@ -76,32 +90,51 @@ class CheckpointFolder:
             CheckpointError: If the state holds a value that cannot be saved; nothing is written.
             StorageError: If writing fails; earlier checkpoints are unchanged.
         """
-        require_int("step", step, least=0)
-        files = encode(state)
-        manifest = make_manifest(state, files, step=int(step), is_best=bool(is_best))
-        files[MANIFEST_FILE] = [memoryview(write_manifest(manifest))]
-        name = name_of(step)
-        with storage_errors("saving", self.path / name):
+        check("step", step, NonNegativeInt)
+        files: dict[str, bytes | Pieces] = {**encode(state)}
+        about = {
+            "step": int(step),
+            "is_best": bool(is_best),
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "made_with": _environment(),
+            "devices": sorted({tensor.device.type for tensor in state.tensors.values()}),
+        }
+        files[ABOUT_FILE] = json.dumps(about, indent=1).encode("ascii")
+        path = self.path / _name_of(step)
+        with storage_errors(path):
             make_folder(self.path)
-            self._clean_up()
-            self._write(name, files)
+            self._remove_unfinished()
+            if path.is_symlink():
+                path.unlink()  # rather than write to another place
+            CHECKPOINT.write(path, files)
         self._remove_old(step)
-        return self.path / name
+        return path
 
-    def latest(self) -> Loaded:
+    def latest(self, *, resumes: bool = True) -> Loaded:
         """Return the newest intact checkpoint.
 
         Emits a :class:`CheckpointWarning` for each newer checkpoint that is damaged, and if the
         versions, the number of threads or the machine have changed, which can change results.
 
+        Args:
+            resumes: Whether to continue from it; otherwise such changes do not matter.
+
         Raises:
             CheckpointError: If no checkpoint is intact.
+            OtherVersionError: If all were made by another version of Esper.
         """
-        loaded, skipped = _load_first(sorted(self._find().items(), reverse=True))
+        loaded, problems = _load_first(sorted(self._find().items(), reverse=True))
+        if loaded is None and problems:
+            others = [one for one in problems.values() if isinstance(one, OtherVersionError)]
+            if len(others) == len(problems):
+                raise OtherVersionError(str(others[0]))
+        _warn_of(problems)
         if loaded is not None:
+            if resumes:
+                _warn_of_differences(loaded)
             return loaded
-        if skipped:
-            names = ", ".join(path.name for path in skipped)
+        if problems:
+            names = ", ".join(path.name for path in problems)
             raise CheckpointError(
                 f"{self.path} has only damaged checkpoints: {names}; restore a copy of one."
             )
@@ -114,113 +147,154 @@ class CheckpointFolder:
         best one.
         """
         marked: list[tuple[int, Path]] = []
+        problems: Problems = {}
         for step, path in sorted(self._find().items(), reverse=True):
             try:
-                if inspect(path, step)["is_best"]:
+                if _read_about(path, step)["is_best"]:
                     marked.append((step, path))
-            except CheckpointError as error:
-                warnings.warn(f"{error} It is skipped.", CheckpointWarning, stacklevel=2)
-        return _load_first(marked)[0]
+            except (CheckpointError, OtherVersionError) as error:
+                problems[path] = error
+        loaded, others = _load_first(marked)
+        _warn_of(problems | others)
+        if loaded is not None:
+            _warn_of_differences(loaded)
+        return loaded
 
     def _find(self) -> dict[int, Path]:
-        """Return the folder of each step's checkpoint.
+        """Return the folder of each step's checkpoint."""
+        return {step: path for step, path in self._folders() if (path / MANIFEST_FILE).exists()}
 
-        If a save was killed between its two renames, that is the checkpoint it was replacing.
-        """
-        names = self._list()
-        found = {step: self.path / name for name in names if (step := step_of(name)) is not None}
-        for name in names:
-            match = _HIDDEN.fullmatch(name)
-            step = step_of(match[2]) if match and match[1] == "replaced" else None
-            if step is not None:
-                found.setdefault(step, self.path / name)
-        return found
-
-    def _list(self) -> list[str]:
+    def _folders(self) -> list[tuple[int, Path]]:
+        """Return the folders that are named like a checkpoint, with their steps."""
         try:
-            return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir())
+            names = [entry.name for entry in os.scandir(self.path) if entry.is_dir()]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}.") from error
+        steps = ((step_of(name), self.path / name) for name in names)
+        return [(step, path) for step, path in steps if step is not None]
 
-    def _write(self, name: str, files: dict[str, Pieces]) -> None:
-        """Write the files to a hidden folder and rename it once they are on disk."""
-        hidden = self._hidden("saving", name)
-        os.mkdir(hidden)
-        try:
-            for file, pieces in files.items():
-                write_file(hidden / file, pieces)
-            flush_folder(hidden)
-            if (self.path / name).is_dir():
-                os.rename(self.path / name, self._hidden("replaced", name))
-            os.rename(hidden, self.path / name)
-            flush_folder(self.path)
-        except BaseException:
-            self._clean_up()
-            raise
-
-    def _clean_up(self) -> None:
-        """Remove what interrupted saves left behind, as far as possible."""
-        names = self._list()
-        for name in names:
-            match = _HIDDEN.fullmatch(name)
-            if match is None:
-                continue
-            with suppress(OSError):
-                if match[1] == "replaced" and match[2] not in names:
-                    os.rename(self.path / name, self.path / match[2])
-                else:
-                    remove_folder(self.path / name, FILES)
+    def _remove_unfinished(self) -> None:
+        """Remove what killed processes left behind, as far as possible."""
+        for _, path in self._folders():
+            if not (path / MANIFEST_FILE).exists() and not path.is_symlink():
+                with suppress(OSError):
+                    CHECKPOINT.remove(path)
 
     def _remove_old(self, step: int) -> None:
         """Remove checkpoints that are neither among the newest nor the best."""
         found, intact, best = self._find(), list[int](), -1
         for other, path in sorted(found.items()):
             try:
-                manifest = inspect(path, other)
-            except CheckpointError:
+                about = _read_about(path, other)
+            except (CheckpointError, OtherVersionError):
                 continue
             if other <= step:
                 intact.append(other)
-                best = other if manifest["is_best"] else best
+                best = other if about["is_best"] else best
         oldest = intact[-self.keep_last :][0] if intact else step
         for other, path in found.items():
-            if (other < oldest and other != best) or other > step:
-                self._remove(path, other)
-        self._clean_up()
-
-    def _remove(self, path: Path, step: int) -> None:
-        """Hide a checkpoint by one rename, so that a reader never sees part of one."""
-        try:
-            if holds_only(path, FILES):
-                os.rename(path, self._hidden("removing", name_of(step)))
-        except OSError as error:
-            warnings.warn(
-                f"{path} cannot be removed: {error.strerror}.", CheckpointWarning, stacklevel=4
-            )
-
-    def _hidden(self, kind: str, name: str) -> Path:
-        return self.path / f".{kind}-{name}-{uuid.uuid4().hex}"
+            if ((other < oldest and other != best) or other > step) and not path.is_symlink():
+                try:
+                    CHECKPOINT.remove(path)
+                except OSError as error:
+                    problem = f"{path} cannot be removed: {error.strerror}."
+                    warnings.warn(problem, CheckpointWarning, stacklevel=3)
 
 
-def _load_first(found: list[tuple[int, Path]]) -> tuple[Loaded | None, tuple[Path, ...]]:
-    """Return the first intact checkpoint, and the damaged ones before it."""
-    skipped: tuple[Path, ...] = ()
+def load_checkpoint(path: str | os.PathLike[str]) -> Loaded:
+    """Return the checkpoint in a folder that is named ``step-`` and a number.
+
+    Raises:
+        CheckpointError: If it is missing, or a single bit has changed.
+    """
+    folder = Path(path)
+    step = step_of(folder.name)
+    if step is None:
+        raise CheckpointError(
+            f"{folder} is not a checkpoint; their names are like {_name_of(120)}."
+        )
+    return _load(folder, step)
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in a checkpoint's folder name; None for other names."""
+    match = _NAME.fullmatch(name)
+    step = int(match[1]) if match else 0
+    return step if match and _name_of(step) == name else None
+
+
+def _name_of(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def _load(folder: Path, step: int) -> Loaded:
+    about, files = _read_about(folder, step), CHECKPOINT.read(folder)
+    try:
+        state = decode(files)
+    except CheckpointError as error:
+        raise CHECKPOINT.damaged(folder, error) from error
+    return Loaded(state=state, step=step, path=folder, about=about)
+
+
+def _read_about(folder: Path, step: int) -> dict[str, Any]:
+    """Return what a checkpoint says about itself; of its state, only the sizes are verified."""
+    if folder.is_symlink():
+        raise CHECKPOINT.damaged(folder, ValueError("it is a link"))
+    content = CHECKPOINT.read(folder, [ABOUT_FILE])[ABOUT_FILE]
+    try:
+        about = cast("dict[str, Any]", parse_json(content))
+        if about["step"] != step:
+            raise ValueError(f"it is the checkpoint of step {about['step']}")
+        if type(about["is_best"]) is not bool or type(about["made_with"]) is not dict:
+            raise ValueError(f"{ABOUT_FILE} has a value of the wrong type")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CHECKPOINT.damaged(folder, error) from error
+    return about
+
+
+def _load_first(found: list[tuple[int, Path]]) -> tuple[Loaded | None, Problems]:
+    """Return the first checkpoint that can be used, and what is wrong with those before it."""
+    problems: Problems = {}
     for step, path in found:
         try:
-            loaded = load_step(path, step)
-        except CheckpointError as error:
-            warnings.warn(f"{error} It is skipped.", CheckpointWarning, stacklevel=3)
-            skipped = (*skipped, path)
-            continue
-        differences = find_differences(loaded.manifest)
-        if differences:
-            warnings.warn(
-                f"{path} was saved under other conditions: {'; '.join(differences)}. "
-                "Results may differ in the last bits.",
-                CheckpointWarning,
-                stacklevel=3,
-            )
-        return replace(loaded, skipped=skipped), skipped
-    return None, skipped
+            return replace(_load(path, step), skipped=tuple(problems)), problems
+        except (CheckpointError, OtherVersionError) as error:
+            problems[path] = error
+    return None, problems
+
+
+def _warn_of(problems: Problems) -> None:
+    for problem in problems.values():
+        warnings.warn(f"{problem} It is skipped.", CheckpointWarning, stacklevel=3)
+
+
+def _environment() -> dict[str, Any]:
+    """Return the versions and machine properties that results can depend on."""
+    return {
+        "esper": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _warn_of_differences(loaded: Loaded) -> None:
+    """Warn of differences from the saving process that can change results."""
+    then = loaded.about["made_with"]
+    differences = [
+        f"{key} was {then.get(key)!r} and is now {value!r}"
+        for key, value in _environment().items()
+        if key != "python" and then.get(key) != value
+    ]
+    if differences:
+        warnings.warn(
+            f"{loaded.path} was saved under other conditions ({'; '.join(differences)}); results "
+            "may differ slightly.",
+            CheckpointWarning,
+            stacklevel=3,
+        )

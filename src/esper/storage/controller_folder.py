@@ -7,16 +7,18 @@ from pathlib import Path
 
 from esper.config.catalogue import CONTROLLERS, SHIPPED
 from esper.config.schema import shown
-from esper.errors import RunError, did_you_mean
+from esper.errors import ControllerError, RunError, did_you_mean
 from esper.storage.run_folder import LONGEST_NAME, RunFolder, list_folders
+from esper.storage.saved_folder import FolderKind
 
-FACTS_FILE = "controller.json"
-"""The file that makes a folder that of a saved controller."""
+WEIGHTS_FILE, FACTS_FILE = "controller.safetensors", "controller.json"
+CONTROLLER = FolderKind("controller", (WEIGHTS_FILE, FACTS_FILE), ControllerError)
+"""The folder of a saved controller."""
 
 
 def holds_controller(folder: str | os.PathLike[str]) -> bool:
     """Return whether a folder holds a saved controller."""
-    return os.path.isfile(Path(folder) / FACTS_FILE)
+    return CONTROLLER.is_in(Path(folder))
 
 
 def locate_controller(controller: str | os.PathLike[str]) -> Path | RunFolder | None:

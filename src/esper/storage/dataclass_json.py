@@ -20,6 +20,8 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "float | None": (int, float, type(None)),
     "Floats": (list,),
     "tuple": (list,),
+    "list": (list,),
+    "BestHost | None": (dict, type(None)),
     "Mapping": (dict,),
 }
 """JSON types of a field by the first word of its annotation."""

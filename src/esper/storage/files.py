@@ -8,11 +8,12 @@ import hashlib
 import json
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from esper.errors import StorageError, message_of
 
@@ -90,23 +91,74 @@ def _make_temporary(path: Path) -> tuple[int, Path]:
         os.close(handle)  # removed as stale before it was locked
 
 
-def read_json(path: Path, *, allow_nan: bool = False) -> Any:
-    """Return the value in a JSON file.
+def read_file(path: Path, *, max_bytes: int | None = None) -> bytes:
+    """Return the content of a file without waiting for a pipe or reading a device.
 
     Args:
-        path: The file.
-        allow_nan: Whether ``NaN`` and ``Infinity`` are accepted.
+        path: The file, or a link to it.
+        max_bytes: The largest content to read; None for any.
 
     Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it is not valid JSON, or an object has a key twice; the message calls the
-            file "it".
+        OSError: If it cannot be read or is not a file.
+        ValueError: If it is larger.
     """
-    return parse_json(path.read_bytes(), allow_nan=allow_nan)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", str(path))
+        if max_bytes is not None and status.st_size > max_bytes:
+            raise ValueError(f"{path.name} has {status.st_size} bytes, more than {max_bytes}")
+        return file.read()
+
+
+def write_hashed(path: Path, text: str) -> None:
+    """Write a file for people to read and pass on, with its hash beside it in ``NAME.sha256``.
+
+    The hash comes first, in the form of ``sha256sum``: a crash leaves no file without its hash.
+    """
+    content = text.encode()
+    write_atomic(_hash_file(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
+    write_atomic(path, content)
+
+
+def read_hashed(path: Path) -> bytes:
+    """Return the content of a file that :func:`write_hashed` wrote, or of a copy without its hash.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not the content that was written.
+    """
+    content = read_file(path)
+    with suppress(FileNotFoundError):
+        line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+        if read_file(_hash_file(path)) != line.encode():
+            raise ValueError(f"it does not match {_hash_file(path).name}")
+    return content
+
+
+def _hash_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def other_version(what: str, version: object, expected: int) -> str:
+    """Return the message about a file of another version."""
+    return (
+        f"{what} was made by another version of Esper (format {version!r}, not {expected}); use "
+        "that version."
+    )
 
 
 def parse_json(content: str | bytes, *, allow_nan: bool = False) -> Any:
-    """Return the value of a JSON text; see :func:`read_json`."""
+    """Return the value of a JSON text.
+
+    Args:
+        content: The text, or its bytes.
+        allow_nan: Whether ``NaN`` and ``Infinity`` are accepted.
+
+    Raises:
+        ValueError: If it is not valid JSON, or an object has a key twice; the message calls the
+            text "it".
+    """
 
     def reject(constant: str) -> Any:
         raise ValueError(f"it holds {constant}, which is not a finite number")
@@ -146,40 +198,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-CHECKSUM = "checksum"
-"""The key of a JSON object's checksum."""
-
-
-def checksum_of(values: Mapping[str, Any]) -> str:
-    """Return a hash of JSON values, which does not depend on their order or on white space."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a JSON object with their checksum, which :func:`verified` checks."""
-    return {**values, CHECKSUM: checksum_of(values)}
-
-
-def verified(values: Any, *, may_lack: bool = False) -> dict[str, Any]:
-    """Return the values of a JSON object without their checksum, if it matches.
-
-    Args:
-        values: As read from a file.
-        may_lack: Whether there may be no checksum, as in files of older versions.
-
-    Raises:
-        ValueError: If the checksum is missing or does not match.
-    """
-    if not isinstance(values, dict):
-        raise ValueError("it is not a JSON object")
-    found = dict(cast("dict[str, Any]", values))
-    if CHECKSUM not in found and may_lack:
-        return found
-    if found.pop(CHECKSUM, None) != checksum_of(found):
-        raise ValueError("it does not match its checksum")
-    return found
-
-
 _ADVICE = {
     "ENOSPC": "free some space",
     "EDQUOT": "free some space, the quota is used up",
@@ -193,7 +211,7 @@ _ADVICE = {
 
 
 @contextmanager
-def storage_errors(doing: str, path: Path) -> Generator[None]:
+def storage_errors(path: Path) -> Generator[None]:
     """Turn an error of the operating system into a StorageError that says what to do."""
     try:
         yield
@@ -201,12 +219,14 @@ def storage_errors(doing: str, path: Path) -> Generator[None]:
         code = errno.errorcode.get(error.errno or 0, "")
         advice = _ADVICE.get(code, "check the disk")
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise StorageError(
-            f"{doing} {path} failed: {reason}; {advice}. Earlier checkpoints are unchanged."
-        ) from error
+        raise StorageError(f"{path} cannot be written: {reason}; {advice}.") from error
 
 
-def write_file(path: Path, pieces: Iterable[memoryview]) -> None:
+Pieces = list[memoryview]
+"""The content of a file, in consecutive pieces."""
+
+
+def write_file(path: Path, pieces: Pieces) -> None:
     """Create a file from consecutive pieces and flush it to disk."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -234,16 +254,3 @@ def make_folder(path: Path) -> None:
     make_folder(path.parent)
     os.mkdir(path)
     flush_folder(path.parent)
-
-
-def holds_only(path: Path, names: tuple[str, ...]) -> bool:
-    """Return whether a folder is not a link and holds no entries but these."""
-    return not path.is_symlink() and set(os.listdir(path)) <= set(names)
-
-
-def remove_folder(path: Path, names: tuple[str, ...]) -> None:
-    """Remove a folder that holds only files of these names; leave any other untouched."""
-    if holds_only(path, names):
-        for name in os.listdir(path):
-            os.unlink(path / name)
-        os.rmdir(path)

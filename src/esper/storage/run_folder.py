@@ -3,7 +3,6 @@
 config.toml         the settings of the run
 checkpoints/        states to resume from
 telemetry.sqlite    what happened
-telemetry.sha256    its hash, while no process is writing it
 summary.json        the final comparison, once the run is done
 activity.json       the progress of lessons or a trial, while it lasts
 lock                held by the process that is training the run
@@ -43,14 +42,12 @@ OWN_NAMES = (
     "telemetry.sqlite-wal",
     "telemetry.sqlite-shm",
     "telemetry.sqlite-journal",
-    "telemetry.sha256",
     "summary.json",
     ACTIVITY_FILE,
     "lock",
     "tensorboard",
     "wandb",
     "wandb-id",
-    "trackio-id",
 )
 """Everything that training writes in a run folder."""
 
@@ -133,8 +130,8 @@ class RunFolder:
         """
         if self.holds_run:
             raise RunError(
-                f"{self.path} holds a run already; resume it ({program()} resume "
-                f"{shell_word(self.path)}) or choose another folder."
+                f"{self.path} holds a run already; choose another folder or, if it is not done, "
+                f"resume it: {program()} resume {shell_word(self.path)}"
             )
         for remains in (self.telemetry_file, self.checkpoints):
             if os.path.isfile(remains) or _has_entries(remains):
@@ -163,7 +160,6 @@ class RunFolder:
         with suppress(RunError, StorageError, OSError), self.locked():
             database = self.telemetry_file
             logs = [database.with_name(f"{database.name}{end}") for end in ("-wal", "-shm")]
-            logs.append(database.with_suffix(".sha256"))
             for file in (self.config_file, database, *logs, self.lock_file):
                 file.unlink(missing_ok=True)
             if self.checkpoints.is_dir():

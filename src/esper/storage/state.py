@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.errors import CheckpointError, type_of
-from esper.storage.files import parse_json, plain_reason
+from esper.storage.files import Pieces, parse_json, plain_reason
 from esper.storage.tensors import has_code, pack, unpack
 
 MAX_DEPTH = 200
@@ -121,37 +121,43 @@ def to_nested(state: State) -> dict[Any, Any]:
     return cast("dict[Any, Any]", nested)
 
 
-def _to_tree(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON, with its tensors moved to ``tensors``."""
+def _to_tree(value: object, path: tuple[str, ...], tensors: dict[str, Tensor] | None) -> Any:
+    """Return a value as JSON, with its tensors moved to ``tensors``.
+
+    If ``tensors`` is None, only JSON values are allowed, and are returned as they are.
+    """
     if len(path) > MAX_DEPTH:
+        raise _not_savable(path, value)
+    if _is_plain(value):
+        return value
+
+    def inner(key: object, item: object) -> Any:
+        return item if _is_plain(item) else _to_tree(item, (*path, str(key)), tensors)
+
+    if type(value) is list:
+        return [inner(i, item) for i, item in enumerate(cast("list[object]", value))]
+    if type(value) is dict if tensors is None else isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value)
+        keys = [key for key in entries if type(key) is str]
+        if len(keys) == len(entries) and (
+            tensors is None or not any(key.startswith("$") for key in keys)
+        ):
+            return {key: inner(key, entries[key]) for key in keys}
+    if tensors is None:
         raise _not_savable(path, value)
     if isinstance(value, Tensor):
         name = _unused_name(path, tensors)
         tensors[name] = value
         return {"$tensor": name}
-    if _is_plain(value):
-        return value
-    if type(value) in (list, tuple):
-        items = cast("list[object] | tuple[object, ...]", value)
-        tree = [_to_tree(item, (*path, str(i)), tensors) for i, item in enumerate(items)]
-        return tree if type(value) is list else {"$tuple": tree}
+    if type(value) is tuple:
+        items = cast("tuple[object, ...]", value)
+        return {"$tuple": [inner(i, item) for i, item in enumerate(items)]}
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value)
-        if all(type(key) is str and not key.startswith("$") for key in entries):
-            return {
-                key: _to_tree(item, (*path, str(key)), tensors) for key, item in entries.items()
-            }
-        return {"$dict": [_to_pair(key, entries[key], path, tensors) for key in entries]}
+        if any(isinstance(key, Tensor) for key in entries):
+            raise CheckpointError(f"{_location(path)} has a tensor as a key; use plain values.")
+        return {"$dict": [[inner(key, key), inner(key, entries[key])] for key in entries]}
     raise _not_savable(path, value)
-
-
-def _to_pair(
-    key: object, value: object, path: tuple[str, ...], tensors: dict[str, Tensor]
-) -> list[Any]:
-    inner = (*path, str(key))
-    if isinstance(key, Tensor):
-        raise CheckpointError(f"{_location(path)} has a tensor as a key; use plain values.")
-    return [_to_tree(key, inner, tensors), _to_tree(value, inner, tensors)]
 
 
 def _from_tree(tree: Any, take: Callable[[str], Tensor]) -> Any:
@@ -180,9 +186,6 @@ def _unused_name(path: tuple[str, ...], taken: Mapping[str, Tensor]) -> str:
 TENSORS_FILE = "state.safetensors"
 FACTS_FILE = "state.json"
 
-Pieces = list[memoryview]
-"""The content of a file, in consecutive pieces."""
-
 
 def encode(state: State) -> dict[str, Pieces]:
     """Return the content of each file of a state by file name.
@@ -190,7 +193,7 @@ def encode(state: State) -> dict[str, Pieces]:
     Raises:
         CheckpointError: If a fact or a tensor cannot be saved; the message names it.
     """
-    _require_plain(state.facts)
+    _to_tree(state.facts, (), None)
     for name, tensor in state.tensors.items():
         _require_savable(name, tensor)
     # The safetensors file sorts tensors by element size; this list keeps their order.
@@ -245,27 +248,6 @@ def _is_plain(value: object) -> bool:
     return type(value) in (type(None), bool, float, str)
 
 
-def _require_plain(value: Any, path: tuple[str, ...] = ()) -> None:
-    """Reject any value inside ``value`` that does not survive JSON."""
-    if len(path) > MAX_DEPTH:
-        raise _not_savable(path, value)
-    if type(value) is list:
-        for i, item in enumerate(cast("list[object]", value)):
-            if not _is_plain(item):
-                _require_plain(item, (*path, str(i)))
-    elif type(value) is dict:
-        for key, item in cast("dict[object, object]", value).items():
-            if type(key) is not str:
-                raise CheckpointError(
-                    f"{_location(path)} has the key {key!r}, {type_of(key)}; keys of "
-                    "facts must be strings. from_nested takes others."
-                )
-            if not _is_plain(item):
-                _require_plain(item, (*path, key))
-    elif not _is_plain(value):
-        raise _not_savable(path, value)
-
-
 def _not_savable(path: tuple[str, ...], value: object) -> CheckpointError:
     """Return the error for a value that cannot be saved: where and what it is."""
     if len(path) > MAX_DEPTH:
@@ -276,6 +258,12 @@ def _not_savable(path: tuple[str, ...], value: object) -> CheckpointError:
     if type(value) is int:
         return CheckpointError(
             f"{_location(path)} is an integer of more than {MAX_INT_BITS} bits; split it."
+        )
+    if type(value) is dict:
+        key = next(key for key in cast("dict[object, object]", value) if type(key) is not str)
+        return CheckpointError(
+            f"{_location(path)} has the key {key!r}, {type_of(key)}; keys of facts must be "
+            "strings. from_nested takes others."
         )
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     return CheckpointError(
@@ -289,7 +277,8 @@ def _location(path: tuple[str, ...]) -> str:
 
 
 def _require_savable(name: object, tensor: object) -> None:
-    if not isinstance(name, str) or name in ("", "__metadata__") or not _is_unicode(name):
+    is_unicode = isinstance(name, str) and name.encode("utf-8", "ignore").decode() == name
+    if not is_unicode or name in ("", "__metadata__"):
         raise CheckpointError(
             f"a tensor is named {name!r}; a name must be a string that UTF-8 can encode, neither "
             "empty nor '__metadata__'."
@@ -304,11 +293,3 @@ def _require_savable(name: object, tensor: object) -> None:
             "it must be dense and not on the meta device. Convert other complex dtypes to "
             "complex64 or by torch.view_as_real."
         )
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

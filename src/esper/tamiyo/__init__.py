@@ -1,25 +1,19 @@
 """Controllers, which observe the training of hosts and decide what to grow."""
 
 from esper.config.controllers import HeuristicConfig
-from esper.tamiyo.controllers import (
-    Controller,
-    FixedSchedule,
-    Heuristic,
-    LearnedController,
-    Planting,
-    RandomController,
-    Replay,
+from esper.tamiyo.controllers.controller import Controller
+from esper.tamiyo.controllers.factory import controller_names, make_controller
+from esper.tamiyo.controllers.heuristic import Heuristic
+from esper.tamiyo.controllers.learned import LearnedController
+from esper.tamiyo.controllers.saved import (
     SavedController,
-    WaitController,
-    controller_names,
-    grow_everywhere,
-    grow_once,
     holds_controller,
     load_saved,
     load_shipped,
-    make_controller,
     save_controller,
 )
+from esper.tamiyo.controllers.schedule import FixedSchedule, Planting, grow_everywhere, grow_once
+from esper.tamiyo.controllers.simple import NoGrowth, RandomController, Replay
 
 __all__ = [
     "Controller",
@@ -27,11 +21,11 @@ __all__ = [
     "Heuristic",
     "HeuristicConfig",
     "LearnedController",
+    "NoGrowth",
     "Planting",
     "RandomController",
     "Replay",
     "SavedController",
-    "WaitController",
     "controller_names",
     "grow_everywhere",
     "grow_once",

@@ -2,7 +2,7 @@
 
 from esper.config.catalogue import TASKS
 from esper.config.growth import Budget
-from esper.tasks import cifar10, digits, digits_family, fashion_mnist, prior, spirals, text
+from esper.tasks import digits, digits_family, prior, spirals, text
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_data
 from esper.tasks.digits import load_digits, split_digits
 from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
@@ -13,8 +13,6 @@ from esper.tasks.text import load_book
 _MAKERS = {
     "digits": digits.make_digits,
     "digits-family": digits_family.make_digits_family,
-    "fashion-mnist": fashion_mnist.make_fashion_mnist,
-    "cifar10": cifar10.make_cifar10,
     "text": text.make_text,
     "spirals": spirals.make_spirals,
     "prior": prior.make_prior,

@@ -4,20 +4,20 @@ sample, K numbers to predict."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.config.checks import make_numbers_plain, require_int, require_number
-from esper.errors import BadDataError, TaskError, type_of
+from esper.config.checks import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
+from esper.errors import BadDataError, type_of
 from esper.formatting import array_text
 from esper.tasks.metrics import Metric
-from esper.tasks.user_code import shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +76,18 @@ class TaskData:
         form = f"inputs {array_text(inputs[0])}, targets {array_text(targets[0])}"
         return f"TaskData({sizes}; each with {form})"
 
+    @classmethod
+    def of(cls, splits: Iterable[Samples]) -> Self:
+        """Return the data of three sets of samples in the order of the fields."""
+        train, validation, test = splits
+        return cls(train=train, validation=validation, test=test)
+
+    @classmethod
+    def cut(cls, inputs: Tensor, targets: Tensor, sizes: Sequence[int]) -> Self:
+        """Return consecutive samples as splits of these sizes."""
+        parts = [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+        return cls.of(Samples(inputs[part], targets[part]) for part in parts)
+
     def splits(self) -> Iterator[tuple[str, Samples]]:
         """Yield the name and the samples of each split."""
         yield "train", self.train
@@ -84,7 +96,7 @@ class TaskData:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TaskDraw:
+class TaskDraw(Settings):
     """The data and the settings of one host.
 
     Examples:
@@ -96,17 +108,17 @@ class TaskDraw:
     data: TaskData
     n_classes: int
     """Number of classes; a host may have more outputs. 0 for regression."""
-    learning_rate: float | None = None
+    learning_rate: PositiveFloat | None = None
     """Learning rate; None for the task's."""
     make_host: Callable[[int], nn.Module] | None = None
     """Creates the host from a seed; None for the task's."""
-    batch_size: int | None = None
+    batch_size: PositiveInt | None = None
     """Batch size; None for the task's."""
-    batches_per_epoch: int | None = None
+    batches_per_epoch: PositiveInt | None = None
     """Batches per epoch; None for the task's."""
-    n_epochs: int | None = None
+    n_epochs: PositiveInt | None = None
     """Epochs of the episode, at most the task's; None for the task's."""
-    flop_price: float | None = None
+    flop_price: NonNegativeFloat | None = None
     """Price of a reference run's FLOPs; None for the task's."""
     metric: Metric | None = None
     """Metric; None for the task's."""
@@ -114,29 +126,6 @@ class TaskDraw:
     """The drawn values by name, which are recorded but not observed."""
     title: str = ""
     """What was drawn, in words."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.data, TaskData):
-            kind = type(self.data).__name__
-            raise BadDataError(f"data of a TaskDraw is a {kind}; it must be TaskData.")
-        if self.learning_rate is not None:
-            require_number("learning_rate of a TaskDraw", self.learning_rate, above=0.0)
-        for name in ("batch_size", "batches_per_epoch", "n_epochs"):
-            if getattr(self, name) is not None:
-                require_int(f"{name} of a TaskDraw", getattr(self, name), least=1)
-        if self.flop_price is not None:
-            require_number("flop_price of a TaskDraw", self.flop_price, least=0.0)
-        if self.metric is not None and not isinstance(self.metric, Metric):
-            raise TaskError(
-                f"metric of a TaskDraw is {shown(self.metric)}; it must be a Metric, or None for "
-                "the task's."
-            )
-        if self.make_host is not None and not callable(self.make_host):
-            raise TaskError(
-                f"make_host of a TaskDraw is {self.make_host!r}; it must be a function of a seed, "
-                "or None for the task's."
-            )
-        make_numbers_plain(self)
 
     def __repr__(self) -> str:
         own = ("learning_rate", "batch_size", "batches_per_epoch", "n_epochs", "flop_price")
@@ -201,25 +190,19 @@ def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> 
     check_classes(draw.n_classes, task=task)
     for split, samples in draw.data.splits():
         what = f"task {task!r}, {split} split"
-        check_samples(samples, like=draw.data.train, what=what)
+        _check_form(samples, like=draw.data.train, what=what)
+        _check_inputs(samples.inputs.detach(), what=what)
         targets = samples.targets.detach()
-        _check_kind(targets, draw.n_classes, what=what)
+        if targets.is_floating_point() != (draw.n_classes == 0):
+            raise BadDataError(
+                f"{what}: targets are {_name(targets.dtype)} and the task has {draw.n_classes} "
+                "classes; classes must be int64, and the targets of a regression, which has 0 "
+                "classes, floating point."
+            )
         if draw.n_classes == 0:
             _require_finite(targets, "targets", what=what)
-            continue
-        _check_targets(targets, draw.n_classes, what=what)
-        if needs_all_classes:
-            _require_all_classes(targets, draw.n_classes, what=what)
-
-
-def check_samples(samples: Samples, *, like: Samples, what: str) -> None:
-    """Reject samples that are not finite tensors with the shapes and dtypes of other samples.
-
-    Raises:
-        BadDataError: The message starts with ``what``.
-    """
-    _check_form(samples, like=like, what=what)
-    _check_inputs(samples.inputs.detach(), what=what)
+        else:
+            _check_targets(targets, draw.n_classes, needs_all=needs_all_classes, what=what)
 
 
 def check_classes(n_classes: object, *, task: str) -> None:
@@ -300,7 +283,7 @@ def _check_inputs(inputs: Tensor, *, what: str) -> None:
                 f"{what}: a token is {int(inputs.min())}; tokens must be 0 or greater."
             )
         return
-    if not inputs.dtype.is_floating_point:
+    if not inputs.is_floating_point():
         raise BadDataError(
             f"{what}: inputs are {_name(inputs.dtype)}; they must be floating point, or int64 for "
             "tokens."
@@ -322,40 +305,19 @@ def _require_finite(numbers: Tensor, name: str, *, what: str) -> None:
         )
 
 
-def _check_kind(targets: Tensor, n_classes: int, *, what: str) -> None:
-    """Reject numbers to predict where classes are needed, and the reverse."""
-    if targets.is_floating_point() == (n_classes == 0):
-        return
-    needed = "floating point, for regression" if n_classes == 0 else "int64"
-    other = "set the number of classes" if n_classes == 0 else "set n_classes to 0 for regression"
-    raise BadDataError(
-        f"{what}: targets are {_name(targets.dtype)} and the task has {n_classes} classes; targets "
-        f"must be {needed}, or {other}."
-    )
-
-
-def _check_targets(targets: Tensor, n_classes: int, *, what: str) -> None:
-    """Reject targets that are not classes."""
-    least, most = (int(value) for value in torch.aminmax(targets))
-    if least < 0 or most >= n_classes:
+def _check_targets(targets: Tensor, n_classes: int, *, needs_all: bool, what: str) -> None:
+    """Reject targets that are not classes, or lack some if there is one target a sample."""
+    minimum, maximum = (int(value) for value in torch.aminmax(targets))
+    if minimum < 0 or maximum >= n_classes:
         raise BadDataError(
-            f"{what}: a target is {least if least < 0 else most}; targets must be in "
+            f"{what}: a target is {minimum if minimum < 0 else maximum}; targets must be in "
             f"0..{n_classes - 1}."
         )
-
-
-def _require_all_classes(targets: Tensor, n_classes: int, *, what: str) -> None:
-    """Reject a split without a sample of some class, if samples have one target each."""
-    if targets.ndim == 2:  # Not every character occurs in every part of a text.
+    if not needs_all or targets.ndim == 2:  # Not every character occurs in every part of a text.
         return
-    if len(targets) < n_classes:
-        raise BadDataError(
-            f"{what}: there are {len(targets)} samples of {n_classes} classes; every class needs "
-            "at least one."
-        )
-    counts = targets.bincount(minlength=n_classes)
-    if int(counts.min()) == 0:
-        absent = ", ".join(str(number) for number in range(n_classes) if not counts[number])
+    present = cast("list[int]", targets.unique().tolist())
+    if len(present) < n_classes:
+        absent = next((k for k, label in enumerate(present) if label != k), len(present))
         raise BadDataError(
             f"{what}: there is no sample of class {absent}; every one of the {n_classes} classes "
             "needs at least one."

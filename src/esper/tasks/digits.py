@@ -86,11 +86,10 @@ def make_digits(
     require_choice("host", host, HOSTS)
     pixels, labels, _ = standard_digits()
     images = pixels if host == "mlp" else pixels.view(-1, 1, 8, 8)
-    train, validation, test = (Samples(images[rows], labels[rows]) for rows in digit_splits())
     return Task(
         name="digits",
         make_host=HostMaker(HOSTS[host]),
-        data=TaskData(train=train, validation=validation, test=test),
+        data=TaskData.of(Samples(images[rows], labels[rows]) for rows in digit_splits()),
         n_classes=10,
         budget=Budget(n_epochs=n_epochs),
         training=PopulationConfig(

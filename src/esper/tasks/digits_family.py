@@ -20,16 +20,10 @@ from torch import Tensor
 
 from esper.config.catalogue import TASKS
 from esper.config.checks import require_choice
-from esper.config.growth import (
-    Budget,
-    CNNHostConfig,
-    GrowthConfig,
-    MLPHostConfig,
-    PopulationConfig,
-)
+from esper.config.growth import Budget, CNNHostConfig, GrowthConfig, MLPHostConfig, PopulationConfig
 from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
-from esper.tasks.data import Samples, TaskData, TaskDraw
+from esper.tasks.data import TaskData, TaskDraw
 from esper.tasks.digits import digit_splits, standard_digits
 from esper.tasks.sampling import log_uniform
 from esper.tasks.task import Task
@@ -245,12 +239,8 @@ def _gather(
     images = pools.images.index_select(0, torch.from_numpy(np.concatenate(rows)))
     images.add_(_draw_noise(rng, len(images)), alpha=input_noise / pools.deviation)
     images = images if is_flat else images.view(-1, 1, 8, 8)
-    ends = np.cumsum([len(part) for part in rows])
-    train, validation, test = (
-        Samples(images[end - len(labels) : end], torch.from_numpy(labels))
-        for end, labels in zip(ends, targets, strict=True)
-    )
-    return TaskData(train=train, validation=validation, test=test)
+    labels = torch.from_numpy(np.concatenate(targets))
+    return TaskData.cut(images, labels, [len(part) for part in rows])
 
 
 def _draw_noise(rng: np.random.Generator, n_rows: int) -> Tensor:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
-from typing import TypeVar
+from functools import lru_cache
+from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.config.checks import make_numbers_plain, require_int
-from esper.errors import TaskError
+from esper.config.checks import Bounds, check
+from esper.errors import TaskError, shown
 from esper.populations.host_data import CrossEntropy, Objective, SquaredError
-from esper.tasks.user_code import shown
 
 Values = TypeVar("Values", float, NDArray[np.floating], Tensor)
 
@@ -55,13 +54,14 @@ class Metric:
                     f"objective of metric {self.name!r} is {shown(self.objective)}; it must be an "
                     "object with the methods losses and metrics, such as CrossEntropy()."
                 )
-        ends = (self.worst, self.best)
-        if not all(_is_finite(end) for end in ends) or self.worst == self.best:
+        for end in ("worst", "best"):
+            value = check(f"{end} of metric {self.name!r}", getattr(self, end), float)
+            object.__setattr__(self, end, value)
+        if self.worst == self.best:
             raise TaskError(
                 f"metric {self.name!r} has worst {self.worst!r} and best {self.best!r}; they must "
-                "be finite and different."
+                "be different."
             )
-        make_numbers_plain(self)
 
     def __repr__(self) -> str:
         return f"Metric({self.name!r}, worst {self.worst:g}, best {self.best:g})"
@@ -69,10 +69,6 @@ class Metric:
     def score(self, values: Values) -> Values:
         """Return metrics as scores: 0 for guessing, 1 for perfect, higher is better."""
         return (values - self.worst) / (self.best - self.worst)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 ACCURACY = Metric(name="accuracy", objective=CrossEntropy(), worst=0.0, best=1.0)
@@ -87,9 +83,10 @@ Targets must be standardized to variance 1; the score is R squared then.
 """
 
 
+@lru_cache(maxsize=32)
 def bits_per_character(vocabulary: int) -> Metric:
     """Return the metric of character models with a vocabulary of this size."""
-    require_int("vocabulary", vocabulary, least=2)
+    check("vocabulary", vocabulary, Annotated[int, Bounds(2)])
     return Metric(
         name="bits per character",
         objective=BitsPerPrediction(),

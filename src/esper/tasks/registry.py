@@ -21,11 +21,7 @@ from esper.errors import (
     type_of,
 )
 from esper.tasks.task import Task
-from esper.tasks.user_code import (
-    call_with_options,
-    load_own_task,
-    module_folder,
-)
+from esper.tasks.user_code import call_with_options, load_own_task, module_folder
 
 
 @dataclass(frozen=True)

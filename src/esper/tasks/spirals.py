@@ -38,11 +38,11 @@ def draw_spirals(seed: int) -> TaskDraw:
     n_spirals = int(rng.integers(2, 4))
     turns, noise = rng.uniform(*TURNS), rng.uniform(*NOISE)
     sizes = (N_TRAIN, N_VALIDATION, N_TEST)
-    train, validation, test = (
+    data = TaskData.of(
         _samples(rng, np.arange(size) % n_spirals, turns=turns, noise=noise) for size in sizes
     )
     return TaskDraw(
-        data=TaskData(train=train, validation=validation, test=test),
+        data=data,
         n_classes=n_spirals,
         facts={"n_classes": n_spirals, "turns": turns, "noise": noise},
         title=f"{n_spirals} spirals of {turns:.2f} turns, noise {noise:.3f}",

@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Annotated
 
 from torch import nn
 
-from esper.config.checks import require_seed
+from esper.config.checks import Bounds, Seed, Settings, check
 from esper.config.growth import Budget, GrowthConfig, PopulationConfig
-from esper.errors import TaskError
+from esper.errors import ConfigError, TaskError
 from esper.growth.hosts import HostMaker
 from esper.populations.host_data import CrossEntropy, SquaredError
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_classes, check_data, check_forms
 from esper.tasks.metrics import ACCURACY, Metric
-from esper.tasks.user_code import (
-    call_with_seed,
-    checked_host_maker,
-    require_function_of_seed,
-    shown,
-)
+from esper.tasks.user_code import call_with_seed, checked_host_maker, require_function_of_seed
 
-MOST_BATCHES = 100_000_000
-"""Most batches of an episode, which take hours even for the smallest hosts."""
+Share = Annotated[float, Bounds(above=0.0, maximum=1.0)]
+
+MAX_BATCHES = 100_000_000
+"""Maximum batches of an episode, which take hours even for the smallest hosts."""
 
 __all__ = ["ACCURACY", "Metric", "Samples", "Task", "TaskData", "TaskDraw"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Task:
+class Task(Settings):
     """Data, a host factory, a metric and a budget.
 
     Examples:
@@ -68,25 +65,28 @@ class Task:
     """A short description of the task."""
     needs_all_classes: bool = True
     """Whether each split must have a sample of each class."""
-    variants: tuple[tuple[Task, float], ...] = ()
+    variants: tuple[tuple[Task, Share], ...] = ()
     """Tasks with hosts of other designs for the same controller, each with its share of the
     environments. All use the budget of this task."""
     draws_price: bool = False
     """Whether the prices of draws count, instead of the budget's."""
     draws_designs: bool = False
-    """Whether draws have hosts of different designs, with 1 to ``most_slots`` slots."""
-    most_slots: int = 0
-    """Most slots of a drawn host, if ``draws_designs``."""
+    """Whether draws have hosts of different designs, with 1 to ``max_slots`` slots."""
+    max_slots: int = 0
+    """Maximum slots of a drawn host, if ``draws_designs``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise TaskError(f"a task's name is {self.name!r}; it must be a non-empty string.")
+            raise TaskError(f"name is {self.name!r}; it must be a non-empty string.")
         if (self.data is None) == (self.draw is None):
             has = "neither data nor draw" if self.data is None else "both data and draw"
             raise TaskError(f"task {self.name!r} has {has}; it must have exactly one of them.")
-        self._require_kinds()
+        try:
+            super().__post_init__()
+        except ConfigError as error:
+            raise TaskError(f"task {self.name!r}: {error}") from error
         self._require_end()
-        object.__setattr__(self, "variants", self._check_variants())
+        self._check_variants()
         if self.n_classes is not None:
             if self.data is None:
                 raise TaskError(
@@ -114,14 +114,15 @@ class Task:
             BadDataError: If the data are invalid.
             TaskError: If the task's function fails.
         """
-        require_seed(seed)
+        check("seed", seed, Seed)
         if self.draw is None:
             return self._fixed
         drawn = call_with_seed(f"draw of task {self.name!r}", self.draw, seed)
         self._check_draw(drawn)
         if drawn.make_host is None or isinstance(drawn.make_host, HostMaker):
             return drawn
-        return replace(drawn, make_host=self._checked_maker(drawn.make_host))
+        what = f"make_host of a draw of task {self.name!r}"
+        return replace(drawn, make_host=checked_host_maker(what, drawn.make_host))
 
     @cached_property
     def designs(self) -> tuple[Task, ...]:
@@ -131,18 +132,18 @@ class Task:
         others = [replace(variant, budget=self.budget) for variant, _ in self.variants]
         return (replace(self, variants=()), *others)
 
-    def share_out(self, n_hosts: int, *, least: int = 1) -> list[int]:
+    def share_out(self, n_hosts: int, *, minimum: int = 1) -> list[int]:
         """Return the number of hosts of each design, by its share; the first gets the rest.
 
         Args:
-            n_hosts: Total number of hosts; exceeded if it is too small for ``least`` of each.
-            least: Minimum number of hosts of each design, if there are several.
+            n_hosts: Total number of hosts; exceeded if it is too small for ``minimum`` of each.
+            minimum: Minimum number of hosts of each design, if there are several.
         """
         if not self.variants:
             return [n_hosts]
         shares = [share for _, share in self.variants]
         wanted = [n_hosts * (1.0 - sum(shares)), *(n_hosts * share for share in shares)]
-        counts = [least] * len(wanted)
+        counts = [minimum] * len(wanted)
         for _ in range(n_hosts - sum(counts)):
             missing = [target - count for target, count in zip(wanted, counts, strict=True)]
             counts[missing.index(max(missing))] += 1
@@ -162,59 +163,29 @@ class Task:
                 "host 'mlp' or 'cnn'."
             )
 
-    def _check_variants(self) -> tuple[tuple[Task, float], ...]:
-        """Return the validated variants with their shares."""
-        what, total = f"variants of task {self.name!r}", 0.0
-        pairs = _as_pairs(self.variants)
-        if pairs is None or not all(isinstance(variant, Task) for variant, _ in pairs):
-            raise TaskError(
-                f"{what} is {shown(self.variants)}; it must be a tuple of pairs (Task, share of "
-                "the environments)."
-            )
-        for variant, share in pairs:
+    def _check_variants(self) -> None:
+        """Reject variants of variants, and shares that leave nothing for the task itself."""
+        what = f"variants of task {self.name!r}"
+        for variant, _ in self.variants:
             if variant.variants:
                 raise TaskError(
                     f"{what} contains {variant.name!r}, which has variants itself; list all of "
                     f"them in {self.name!r}."
                 )
-            is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
-            if not is_number or not 0.0 < share < 1.0:
-                raise TaskError(
-                    f"{what} gives {variant.name!r} the share {share!r} of the environments; it "
-                    "must be a number above 0 and below 1."
-                )
-            total += share
+        total = sum(share for _, share in self.variants)
         if total >= 1.0:
             raise TaskError(
                 f"{what} has a total share of {total:g}; it must be less than 1, to leave "
                 f"environments for {self.name!r}."
             )
-        return tuple((variant, float(share)) for variant, share in pairs)
-
-    def _require_kinds(self) -> None:
-        """Reject a field of the wrong type."""
-        kinds: dict[str, tuple[type, ...]] = {
-            "data": (TaskData, type(None)),
-            "metric": (Metric,),
-            "budget": (Budget,),
-            "training": (PopulationConfig,),
-            "growth": (GrowthConfig, type(None)),
-        }
-        for name, allowed in kinds.items():
-            value = getattr(self, name)
-            if not isinstance(value, allowed):
-                raise TaskError(
-                    f"{name} of task {self.name!r} is {shown(value)}; it must be a "
-                    f"{allowed[0].__name__}."
-                )
 
     def _require_end(self) -> None:
         """Reject an episode that would never end."""
         n_epochs, n_batches = self.budget.n_epochs, self.training.batches_per_epoch or 1
-        if n_epochs * n_batches > MOST_BATCHES:
+        if n_epochs * n_batches > MAX_BATCHES:
             raise TaskError(
                 f"task {self.name!r} has n_epochs {n_epochs} and batches_per_epoch {n_batches}; an "
-                f"episode may have at most {MOST_BATCHES} batches. Use fewer epochs or batches."
+                f"episode may have at most {MAX_BATCHES} batches. Use fewer epochs or batches."
             )
 
     @cached_property
@@ -248,27 +219,3 @@ class Task:
                 f"task {self.name!r} has {kind} targets and the metric {metric.name!r}, which "
                 f"is not for them; use another metric, such as esper.tasks.{fitting}."
             )
-
-    @cached_property
-    def _drawn_makers(self) -> dict[int, Callable[[int], nn.Module]]:
-        """Checked host factories of draws, by the identity of the drawn function."""
-        return {}
-
-    def _checked_maker(self, make_host: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
-        """Return the checked form of a drawn factory, always the same one if it can redraw."""
-        known = self._drawn_makers.get(id(make_host))
-        if known is not None:
-            return known
-        checked = checked_host_maker(f"make_host of a draw of task {self.name!r}", make_host)
-        if hasattr(make_host, "redraw"):  # Populations keep one host for each such factory.
-            self._drawn_makers[id(make_host)] = checked
-        return checked
-
-
-def _as_pairs(given: Any) -> list[tuple[Any, Any]] | None:
-    """Return a tuple or list of pairs as a list; None for anything else."""
-    if not isinstance(given, (tuple, list)):
-        return None
-    pairs: list[Any] = list(cast("list[Any]", given))
-    are_pairs = all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs)  # pyright: ignore[reportUnknownArgumentType]
-    return [(pair[0], pair[1]) for pair in pairs] if are_pairs else None

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.config.catalogue import TASKS
-from esper.config.checks import require_int
+from esper.config.checks import PositiveInt, check
 from esper.config.growth import Budget, GPTHostConfig, PopulationConfig
 from esper.errors import BadDataError, MissingDataError
 from esper.growth.hosts import HostMaker
@@ -124,7 +124,7 @@ def make_text(
         n_epochs: Epochs per episode.
         batches_per_epoch: Batches per epoch; None for one pass over the data.
     """
-    require_int("context", context, least=1)
+    check("context", context, PositiveInt)
     text = load_book() if path is None else read_text(path)
     data, vocabulary = split_text(text, context, source="the book" if path is None else str(path))
     config = GPTHostConfig(
@@ -165,5 +165,4 @@ def split_text(text: str, context: int, *, source: str) -> tuple[TaskData, Vocab
             f"split needs {needed}, so the text must have about {needed * 100 // min(SHARES)}."
         )
     vocabulary = Vocabulary(parts[0])
-    train, validation, test = (cut_windows(vocabulary.encode(part), context) for part in parts)
-    return TaskData(train=train, validation=validation, test=test), vocabulary
+    return TaskData.of(cut_windows(vocabulary.encode(part), context) for part in parts), vocabulary

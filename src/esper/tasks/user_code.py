@@ -21,17 +21,12 @@ from esper.errors import (
     TaskError,
     UnknownTaskError,
     did_you_mean,
+    shown,
     summarize_error,
     type_of,
 )
 from esper.growth.host_slots import slots
 from esper.growth.hosts import HostMaker
-
-
-def shown(value: object) -> str:
-    """Return a value as short text on one line, for messages."""
-    text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"{type_of(value)}"
 
 
 def require_function_of_seed(what: str, function: object) -> None:
@@ -95,12 +90,6 @@ class CheckedHostMaker:
         except SlotError as error:
             raise TaskError(f"{self.what} returned a model without slots: {error}") from error
         return made
-
-    def __getattr__(self, name: str) -> Any:
-        # Populations use it, if it exists, to redraw weights in place.
-        if name == "redraw":
-            return getattr(self.function, name)
-        raise AttributeError(name)
 
 
 def checked_host_maker(what: str, function: Callable[[int], nn.Module]) -> Callable[[int], Any]:
@@ -178,10 +167,11 @@ def load_own_task(name: str) -> Callable[..., object]:
     found: object = _import(name, module_name)
     for word in function_name.split("."):
         if not hasattr(found, word):
-            hint = did_you_mean(word, _functions(found))
+            functions = [n for n in dir(found) if callable(getattr(found, n, None)) and n[0] != "_"]
+            file = getattr(sys.modules[module_name], "__file__", None) or "no file"
             raise UnknownTaskError(
-                f"task {name!r}: module {module_name!r} ({_file(module_name)}) has no "
-                f"{function_name!r}.{hint}"
+                f"task {name!r}: module {module_name!r} ({file}) has no {function_name!r}."
+                f"{did_you_mean(word, functions)}"
             )
         found = getattr(found, word)
     if not callable(found):
@@ -192,31 +182,18 @@ def load_own_task(name: str) -> Callable[..., object]:
 
 
 def _import(name: str, module_name: str) -> ModuleType:
+    packages = [module_name.rsplit(".", n)[0] for n in range(module_name.count(".") + 1)]
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        packages = [module_name.rsplit(".", n)[0] for n in range(module_name.count(".") + 1)]
-        if error.name not in packages:
-            raise _unimportable(name, module_name, error) from error
-        raise UnknownTaskError(
-            f"task {name!r}: there is no module {error.name!r} in {os.getcwd()} or on Python's "
-            "path; change to its folder or install it."
-        ) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise _unimportable(name, module_name, error) from error
-
-
-def _unimportable(name: str, module_name: str, error: BaseException) -> TaskError:
-    return TaskError(
-        f"task {name!r}: importing module {module_name!r} raised {summarize_error(error)}; fix it."
-    )
-
-
-def _functions(where: object) -> list[str]:
-    return [name for name in dir(where) if callable(getattr(where, name, None)) and name[0] != "_"]
-
-
-def _file(module_name: str) -> str:
-    return getattr(sys.modules[module_name], "__file__", None) or "no file"
+        if isinstance(error, ModuleNotFoundError) and error.name in packages:
+            raise UnknownTaskError(
+                f"task {name!r}: there is no module {error.name!r} in {os.getcwd()} or on Python's "
+                "path; change to its folder or install it."
+            ) from error
+        raise TaskError(
+            f"task {name!r}: importing module {module_name!r} raised {summarize_error(error)}; fix "
+            "it."
+        ) from error

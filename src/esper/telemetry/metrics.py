@@ -41,39 +41,21 @@ Metrics = dict[str, Series]
 """Series by metric name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """The column that a metric comes from."""
-
-    column: str
-    metric: str
-    sign: int
-    about: str
-
-
-def _sources(kind: type[Measured]) -> list[_Source]:
-    return [
-        _Source(
-            column=one.name,
-            metric=one.metadata["metric"],
-            sign=one.metadata["sign"],
-            about=one.metadata["about"],
-        )
-        for one in fields(kind)
-        if one.metadata["metric"] is not None
-    ]
-
-
-_SOURCES = {kind: _sources(kind) for kind in (RoundRecord, UpdateRecord, EvaluationRecord)}
+_SOURCES = {
+    kind: [one for one in fields(kind) if one.metadata["metric"] is not None]
+    for kind in (RoundRecord, UpdateRecord, EvaluationRecord)
+}
+"""The columns that metrics come from."""
 _EVAL, _FINAL = "eval/", "final/<arm>/"
 _TUNING_ONLY = "eval/fixed_reward"
 
-METRICS: dict[str, str] = {
-    one.metric: one.about for sources in _SOURCES.values() for one in sources
-} | {
-    one.metric.replace(_EVAL, _FINAL): one.about
-    for one in _SOURCES[EvaluationRecord]
-    if one.metric != _TUNING_ONLY
+_ABOUT: dict[str, str] = {
+    one.metadata["metric"]: one.metadata["about"] for found in _SOURCES.values() for one in found
+}
+METRICS = _ABOUT | {
+    name.replace(_EVAL, _FINAL): about
+    for name, about in _ABOUT.items()
+    if name.startswith(_EVAL) and name != _TUNING_ONLY
 }
 """Every metric's name and description."""
 
@@ -81,24 +63,6 @@ METRICS: dict[str, str] = {
 def is_measured(record: Record) -> TypeGuard[Measured]:
     """Return whether metrics come from a record."""
     return isinstance(record, Measured)
-
-
-def metrics_of(record: Record) -> dict[str, float]:
-    """Return the metrics that a record holds, by name, without those that are None."""
-    if not is_measured(record):
-        return {}
-    found: dict[str, float] = {}
-    for one in _SOURCES[type(record)]:
-        value = getattr(record, one.column)
-        name = _evaluation_name(one.metric, record)
-        if value is None or name is None:
-            continue
-        if isinstance(value, str):
-            by_head: dict[str, float] = json.loads(value)
-            found |= {name.replace("<head>", head): float(v) for head, v in by_head.items()}
-        else:
-            found[name] = one.sign * float(value)
-    return found
 
 
 Read = Callable[[type[Measured], Sequence[str]], Sequence[Sequence[Any]]]
@@ -114,24 +78,34 @@ def collect_metrics(read: Read, without: Collection[str] = ()) -> Metrics:
     """
     series: Metrics = {}
     for kind, all_sources in _SOURCES.items():
-        sources = [one for one in all_sources if one.metric not in without]
-        names = [one.column for one in sources]
+        sources = [one for one in all_sources if one.metadata["metric"] not in without]
+        metrics = [(one.metadata["metric"], one.metadata["sign"]) for one in sources]
+        names = [one.name for one in sources]
         if kind is not EvaluationRecord:
             rounds, *columns = read(kind, ("round", *names))
-            for one, values in zip(sources, columns, strict=True):
-                for metric, found in _split_heads(one.metric, values):
-                    _extend(series, metric, one.sign, rounds, found)
+            for (metric, sign), values in zip(metrics, columns, strict=True):
+                for name, found in _split_heads(metric, values):
+                    _extend(series, name, sign, rounds, found)
             continue
         rounds, arms, purposes, *columns = read(kind, ("round", "arm", "purpose", *names))
         groups = list(zip(arms, purposes, strict=True))
         for group in dict.fromkeys(groups):
             chosen = [other == group for other in groups]
             numbers = list(compress(rounds, chosen))
-            for one, values in zip(sources, columns, strict=True):
-                name = _name_in_evaluation(one.metric, *group)
+            for (metric, sign), values in zip(metrics, columns, strict=True):
+                name = _name_in_evaluation(metric, *group)
                 if name is not None:
-                    _extend(series, name, one.sign, numbers, list(compress(values, chosen)))
+                    _extend(series, name, sign, numbers, list(compress(values, chosen)))
     return series
+
+
+def metrics_of(record: Record) -> dict[str, float]:
+    """Return the metrics that a record holds, by name, without those that are None."""
+
+    def read(kind: type[Measured], names: Sequence[str]) -> Sequence[Sequence[Any]]:
+        return [[getattr(record, name)] if isinstance(record, kind) else [] for name in names]
+
+    return {name: one.values[0] for name, one in collect_metrics(read).items()}
 
 
 def _split_heads(name: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
@@ -159,13 +133,6 @@ def _extend(
         one = series.setdefault(name, Series(rounds=[], values=[]))
         one.rounds.extend(rounds)
         one.values.extend(map(float, values) if sign == 1 else (sign * float(v) for v in values))
-
-
-def _evaluation_name(metric: str, record: Measured) -> str | None:
-    """Return the name of a record's metric, or None if it is not a metric of the run."""
-    if not isinstance(record, EvaluationRecord):
-        return metric
-    return _name_in_evaluation(metric, record.arm, record.purpose)
 
 
 def _name_in_evaluation(metric: str, arm: str, purpose: str) -> str | None:

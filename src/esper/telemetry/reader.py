@@ -6,13 +6,14 @@ import hashlib
 import heapq
 import os
 import sqlite3
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, overload
 
 from esper.errors import DamagedTelemetryError, TelemetryError, did_you_mean, message_of
-from esper.telemetry.damage import require_no_linked_log, require_unchanged
+from esper.telemetry.damage import require_no_linked_log
 from esper.telemetry.metrics import Metrics, collect_metrics
 from esper.telemetry.records import RECORD_TYPES, TABLES, RunRecord, SessionRecord
 from esper.telemetry.schema import (
@@ -22,7 +23,6 @@ from esper.telemetry.schema import (
     all_columns_of,
     check_schema,
     columns_of,
-    decoders,
     key_of,
     last_position,
 )
@@ -33,32 +33,25 @@ Columns = dict[str, list[Any]]
 BUSY_SECONDS = 10.0
 """How long to wait for a writer's lock, which is rarely held."""
 
+BLOCK_ROWS = 1000
+"""Rows that are read at a time from tables too large for memory."""
+
 LAST_ROUND = 2**62
 """After the last round of any run."""
-
-_NULL = frozenset({type(None)})
 
 _NOT_WRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
 
 
-def open_run(directory: str | os.PathLike[str], *, verify: bool = False) -> RunTelemetry:
+def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
     """Open the telemetry of a run folder for reading, also while the run writes it.
 
-    Columns that an older schema version lacks read as None.
-
-    Args:
-        directory: The run folder.
-        verify: Whether to read the whole file first and compare it with its hash, if it has one.
-
     Raises:
-        TelemetryError: If it is missing, damaged or of a newer version.
+        TelemetryError: If it is missing, damaged or of another version.
     """
     path = Path(directory) / FILE_NAME
     if not os.path.isfile(path):
         raise TelemetryError(f"{path} does not exist; name the folder of a run.")
     require_no_linked_log(path)
-    if verify:
-        require_unchanged(path)
     return RunTelemetry(path)
 
 
@@ -75,7 +68,7 @@ class RunTelemetry:
         with self._errors_named():
             self._connection = _connect(path)
             try:
-                self._version = check_schema(self._connection, path, oldest=1)
+                check_schema(self._connection, path)
             except BaseException:
                 self._connection.close()
                 raise
@@ -94,11 +87,6 @@ class RunTelemetry:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    @property
-    def schema_version(self) -> int:
-        """The schema version of the database."""
-        return self._version
 
     @property
     def position(self) -> int:
@@ -134,18 +122,19 @@ class RunTelemetry:
     def stream(self, table: str | type[Any], **equal: object) -> Iterator[Any]:
         """Yield the records of a table one at a time, for tables too large for memory."""
         kind = self._kind(table)
-        return self._records(kind, self._condition(kind, equal), tuple(equal.values()))
+        names = [column.name for column in columns_of(kind)]
+        where = self._condition(kind, equal)
+        rows = self._decoded(kind, columns_of(kind), where, tuple(equal.values()))
+        return (kind(**dict(zip(names, row, strict=True))) for row in rows)
 
     def columns(self, table: str | type[Any], **equal: object) -> Columns:
         """Return a table as lists by column name, starting with the row numbers."""
-        names = [column.name for column in all_columns_of(self._kind(table))]
-        lists: tuple[list[Any], ...] = tuple([] for _ in names)
-        for values in self.stream_values(table, **equal):
-            for one, value in zip(lists, values, strict=True):
-                one.append(value)
-        return dict(zip(names, lists, strict=True))
+        kind = self._kind(table)
+        where, columns = self._condition(kind, equal), all_columns_of(kind)
+        lists = self._decoded_columns(kind, columns, where, tuple(equal.values()))
+        return {column.name: list(values) for column, values in zip(columns, lists, strict=True)}
 
-    def stream_values(self, table: str | type[Any], **equal: object) -> Iterator[list[Any]]:
+    def stream_values(self, table: str | type[Any], **equal: object) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a table one at a time, each as its number and its values."""
         kind = self._kind(table)
         where = self._condition(kind, equal)
@@ -171,11 +160,6 @@ class RunTelemetry:
         """
         return list(self._iterate(sql, values))
 
-    def column_sql(self, table: str | type[Any], name: str) -> str:
-        """Return a column's name for :meth:`select`, or NULL if the database is too old for it."""
-        kind = self._kind(table)
-        return next(self._sql(one) for one in all_columns_of(kind) if one.name == name)
-
     def digest(self) -> str:
         """Return a hash of all rows except sessions, without columns that depend on the clock.
 
@@ -188,31 +172,23 @@ class RunTelemetry:
                 total.update(ascii(row).encode())
         return total.hexdigest()
 
-    def metrics(self) -> Metrics:
-        """Return all metrics by name, as rounds and values."""
-        return self.metrics_since(None)
-
-    def metrics_since(
-        self,
-        first_round: int | None,
-        last_round: int | None = None,
-        *,
-        without: Collection[str] = (),
+    def metrics(
+        self, first_round: int = 0, last_round: int | None = None, *, without: Collection[str] = ()
     ) -> Metrics:
-        """Return metrics from a round on, up to a round; None for the whole run.
+        """Return metrics by name, as rounds and values.
 
         Args:
             first_round: The first round.
-            last_round: The last round.
+            last_round: The last round; None for that of the run.
             without: Metrics to leave out, such as ``train/approx_kl/<head>``.
         """
 
         def read(kind: RecordType, names: Sequence[str]) -> list[Sequence[Any]]:
             columns = {column.name: column for column in columns_of(kind)}
             chosen = tuple(columns[name] for name in names)
-            if first_round is None and last_round is None:
+            if first_round == 0 and last_round is None:
                 return self._decoded_columns(kind, chosen, "1", ())
-            bounds = (first_round or 0, LAST_ROUND if last_round is None else last_round)
+            bounds = (first_round, LAST_ROUND if last_round is None else last_round)
             # Rounds never decrease from row to row: this order is also that of writing.
             where = "round BETWEEN ? AND ?"
             return self._decoded_columns(kind, chosen, where, bounds, "round, seq")
@@ -239,41 +215,17 @@ class RunTelemetry:
                 connection.execute("COMMIT")
 
     def _digest_rows(self, kind: RecordType) -> Iterator[tuple[Any, ...]]:
-        stored = [column for column in columns_of(kind) if column.since <= self._version]
-        names = [self._sql(column) for column in stored if not column.is_clock]
+        names = [f'"{column.name}"' for column in columns_of(kind) if not column.is_clock]
         sql = f"SELECT seq, '{kind.table}', {', '.join(names)} FROM \"{kind.table}\" ORDER BY seq"
         return self._iterate(sql, ())
 
-    def _records(
-        self, kind: RecordType, where: str, values: tuple[object, ...], order: str = ""
-    ) -> Iterator[Any]:
-        """Yield the records that meet a condition."""
-        columns = columns_of(kind)
-        names = [column.name for column in columns]
-        for row in self._decoded(kind, columns, where, values, order):
-            yield kind(**dict(zip(names, row, strict=True)))
-
     def _decoded(
-        self,
-        kind: RecordType,
-        columns: tuple[Column, ...],
-        where: str,
-        values: tuple[object, ...],
-        order: str = "",
-    ) -> Iterator[list[Any]]:
+        self, kind: RecordType, columns: tuple[Column, ...], where: str, values: tuple[object, ...]
+    ) -> Iterator[tuple[Any, ...]]:
         """Yield the decoded values of some columns of the rows that meet a condition."""
-        conversions = decoders(columns)
-        checked: set[tuple[type, ...]] = set()
-        for row in self._iterate(self._row_sql(kind, columns, where, order), values):
-            types = tuple(map(type, row))
-            if types not in checked:  # most rows have the types of an earlier one
-                for value, column in zip(row, columns, strict=True):
-                    self._require_stored(kind, column, (value,))
-                checked.add(types)
-            decoded = list(row)
-            for index, decode in conversions.items():
-                decoded[index] = decode(decoded[index])
-            yield decoded
+        rows = self._iterate(self._row_sql(kind, columns, where), values)
+        while block := list(islice(rows, BLOCK_ROWS)):
+            yield from zip(*self._decode(kind, columns, block), strict=True)
 
     def _decoded_columns(
         self,
@@ -283,46 +235,45 @@ class RunTelemetry:
         values: tuple[object, ...],
         order: str = "",
     ) -> list[Sequence[Any]]:
-        """Return what :meth:`_decoded` yields by column, which is faster for many rows."""
+        """Return what :meth:`_decoded` yields, by column."""
         rows = self._iterate(self._row_sql(kind, columns, where, order), values)
+        return self._decode(kind, columns, rows)
+
+    def _decode(
+        self, kind: RecordType, columns: tuple[Column, ...], rows: Iterable[tuple[Any, ...]]
+    ) -> list[Sequence[Any]]:
+        """Return the decoded values of rows by column, which is faster than row by row.
+
+        Raises:
+            DamagedTelemetryError: If a value has a type that its column cannot have.
+        """
         found: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(columns)
         for index, column in enumerate(columns):
-            types = self._require_stored(kind, column, found[index])
+            values = found[index]
+            types = set(map(type, values))
+            if not types <= column.stored_types:
+                value = next(value for value in values if type(value) not in column.stored_types)
+                what = f"{kind.table}.{column.name} is {value!r}"
+                raise self._damaged(f"{what[:80]} in a row")
             if column.decode is not None and types - {column.kind}:
-                found[index] = list(map(column.decode, found[index]))
+                found[index] = list(map(column.decode, values))
         return found
 
     def _row_sql(
-        self, kind: RecordType, columns: tuple[Column, ...], where: str, order: str
+        self, kind: RecordType, columns: tuple[Column, ...], where: str, order: str = ""
     ) -> str:
-        chosen, order = ", ".join(map(self._sql, columns)), order or key_of(kind)
+        chosen, order = ", ".join(f'"{one.name}"' for one in columns), order or key_of(kind)
         return f'SELECT {chosen} FROM "{kind.table}" WHERE {where} ORDER BY {order}'
-
-    def _require_stored(
-        self, kind: RecordType, column: Column, values: Sequence[Any]
-    ) -> set[type[Any]]:
-        """Reject stored values of a type that a column cannot have; return their types."""
-        allowed = column.stored_types if column.since <= self._version else _NULL
-        types = set(map(type, values))
-        if types <= allowed:
-            return types
-        value = next(value for value in values if type(value) not in allowed)
-        what = f"{kind.table}.{column.name} is {value!r}"
-        raise self._damaged(f"{what[:80]} in a row")
 
     def _condition(self, kind: RecordType, equal: dict[str, object]) -> str:
         """Return the SQL condition that columns have given values."""
-        allowed = {column.name: self._sql(column) for column in all_columns_of(kind)}
+        allowed = [column.name for column in all_columns_of(kind)]
         for name in equal:
             if name not in allowed:
                 raise TelemetryError(
                     f"table {kind.table!r} has no column {name!r}.{did_you_mean(name, allowed)}"
                 )
-        return " AND ".join(f"{allowed[name]} IS ?" for name in equal) or "1"
-
-    def _sql(self, column: Column) -> str:
-        """Return a column's name in a query, or NULL if the database is too old to have it."""
-        return f'"{column.name}"' if column.since <= self._version else "NULL"
+        return " AND ".join(f'"{name}" IS ?' for name in equal) or "1"
 
     def _iterate(
         self, sql: str, values: tuple[object, ...] | dict[str, object]

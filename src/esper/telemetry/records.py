@@ -8,19 +8,17 @@ column that names a metric is plotted and sent to trackers under that name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar, dataclass_transform, get_args
 
-SCHEMA_VERSION = 7
-"""Increases with every change of tables, columns or indexes. Older versions can still be read."""
+SCHEMA_VERSION = 8
+"""Increases with every change of tables, columns or indexes. Other versions cannot be read."""
 
 T = TypeVar("T")
 Indexes = tuple[tuple[str, ...], ...]
 
 
-def column(
-    about: str, *, metric: str | None = None, sign: int = 1, clock: bool = False, since: int = 1
-) -> Any:
+def column(about: str, *, metric: str | None = None, sign: int = 1, clock: bool = False) -> Any:
     """Declare a field of a record.
 
     Args:
@@ -29,12 +27,8 @@ def column(
             mapping.
         sign: -1 if the metric is the negated value.
         clock: True if the value depends on time or on the process; digests leave it out.
-        since: The schema version that added it. It reads as None from older databases, so its
-            type must allow None.
     """
-    return field(
-        metadata={"about": about, "metric": metric, "sign": sign, "clock": clock, "since": since}
-    )
+    return field(metadata={"about": about, "metric": metric, "sign": sign, "clock": clock})
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(column,))
@@ -61,17 +55,12 @@ class RunRecord:
     ops: str = column("Names of the ops, in the order of the op head: a JSON list.")
     esper_version: str = column("The version of Esper that started the run.", clock=True)
     created_at: str = column("Start of the run, in ISO 8601 with time zone.", clock=True)
-    choices: str | None = column(
-        "Names of each head's choices: a JSON object of lists, by head.", since=3
-    )
-    reads: str | None = column(
-        "The heads that each op reads: a JSON object of lists, by op.", since=3
-    )
+    choices: str = column("Names of each head's choices: a JSON object of lists, by head.")
+    reads: str = column("The heads that each op reads: a JSON object of lists, by op.")
     host: str | None = column(
         "The layers and slots of the task's host in order: a JSON list of objects with `name`, "
         "`kind`, `parameters` and `slot` (null for a layer), plus `first_env`, the first "
-        "environment whose hosts have this part, if the task has several kinds of host.",
-        since=3,
+        "environment whose hosts have this part, if the task has several kinds of host."
     )
 
 
@@ -129,9 +118,9 @@ class RoundRecord:
     ep_rew_mean: float | None = column("Mean episode return.", metric="rollout/ep_rew_mean")
     ep_len_mean: float | None = column("Mean episode length.", metric="rollout/ep_len_mean")
     score_mean: float | None = column("Mean final score of the hosts.", metric="growth/score")
-    static_score: float | None = column(
-        "Mean final score of held-out hosts that are never grown, the same in every round.",
-        metric="growth/static_score",
+    no_growth_score: float | None = column(
+        "Mean final score of held-out hosts with no growth, the same in every round.",
+        metric="growth/no_growth_score",
     )
     flops_mean: float | None = column(
         "Mean training FLOPs per episode, as a share of the reference host's.",
@@ -177,17 +166,14 @@ class RoundRecord:
     seconds_by_part: str = column("Seconds of each part of the round: a JSON object.", clock=True)
     rss_bytes: int = column("Memory of the process after the round.", clock=True)
     workers: int | None = column(
-        "Worker processes at the end of the round; none if this process works alone.",
-        clock=True,
-        since=5,
+        "Worker processes at the end of the round; none if this process works alone.", clock=True
     )
     workers_restarted: int | None = column(
-        "Workers that this process has replaced so far, because they died.", clock=True, since=5
+        "Workers that this process has replaced so far, because they died.", clock=True
     )
     seconds_waited: float | None = column(
         "Seconds so far that workers had nothing to do while others were busy, all together.",
         clock=True,
-        since=5,
     )
 
 
@@ -284,15 +270,23 @@ class EvaluationRecord:
     ops: str = column("Ops per episode, by name: a JSON object.")
     is_best: bool = column("Whether it is the best so far of its kind.")
     fixed_reward: float | None = column(
-        "Mean episode return of the fixed schedule on the same hosts.",
-        metric="eval/fixed_reward",
-        since=2,
+        "Mean episode return of the fixed schedule on the same hosts.", metric="eval/fixed_reward"
     )
     seconds: float = column("Duration of the evaluation.", clock=True)
 
 
 @record
-class EpisodeRecord:
+class HostRecord:
+    """The columns of all records of a host in an environment."""
+
+    round: int = column("The round.")
+    step: int = column("The run's step; environments step together.")
+    env: int = column("The environment.")
+    episode: int = column("The episode's number in its environment, counted from 0.")
+
+
+@record
+class EpisodeRecord(HostRecord):
     """A finished episode: one host, from its first weights to its final score."""
 
     table: ClassVar[str] = "episodes"
@@ -300,8 +294,6 @@ class EpisodeRecord:
 
     round: int = column("The round in which it ended.")
     step: int = column("The run's step at which it ended; environments step together.")
-    env: int = column("The environment.")
-    episode: int = column("The episode's number in its environment, counted from 0.")
     draw_seed: int = column("The seed of the host's data and first weights.")
     ep_rew: float = column("The return: the sum of the rewards.")
     ep_len: int = column("The number of steps.")
@@ -321,41 +313,37 @@ class EpisodeRecord:
     seed_parameters: int = column("Parameters of the fossilized seeds.")
     was_truncated: bool = column("Whether a limit outside the task ended it.")
     title: str | None = column(
-        "What the host learned and what it was, in words; none if the task draws nothing.", since=6
+        "What the host learned and what it was, in words; none if the task draws nothing."
     )
     facts: str | None = column(
-        "The values that were drawn for the host: a JSON object of numbers by name.", since=6
+        "The values that were drawn for the host: a JSON object of numbers by name."
     )
     slot_names: str | None = column(
         "Names of the host's slots, in the order of the slot head: a JSON list. A host may have "
-        "fewer than others, and other names.",
-        since=6,
+        "fewer than others, and other names."
     )
-    budget_epochs: int | None = column("Epochs of the budget.", since=6)
+    budget_epochs: int | None = column("Epochs of the budget.")
     flop_price: float | None = column(
-        "The price of the FLOPs of training the reference host for the whole budget.", since=6
+        "The price of the FLOPs of training the reference host for the whole budget."
     )
-    alone_scores: str | None = column(
-        "Validation scores of the same host left alone, before training and after each epoch: a "
-        "JSON list; none unless rewards are paired.",
-        since=6,
+    no_growth_scores: str | None = column(
+        "Validation scores of the same host with no growth, before training and after each epoch: "
+        "a JSON list; none unless rewards are paired."
     )
-    alone_final_score: float | None = column(
-        "Final score of the same host left alone; none unless rewards are paired.", since=6
+    no_growth_final_score: float | None = column(
+        "Final score of the same host with no growth; none unless rewards are paired."
     )
     schedule_scores: str | None = column(
         "Validation scores of the same host grown by the fixed schedule that suits its price, as "
-        "in `alone_scores`: a JSON list; none unless rewards are scheduled.",
-        since=7,
+        "in `no_growth_scores`: a JSON list; none unless rewards are scheduled."
     )
     schedule_final_score: float | None = column(
-        "Final score of the same host grown by that schedule; none unless rewards are scheduled.",
-        since=7,
+        "Final score of the same host grown by that schedule; none unless rewards are scheduled."
     )
 
 
 @record
-class StepRecord:
+class StepRecord(HostRecord):
     """One step of one environment: the action, its effect and its reward.
 
     The eight choices are indices into the names in the run's record. A choice that the op does not
@@ -366,10 +354,6 @@ class StepRecord:
     table: ClassVar[str] = "steps"
     indexes: ClassVar[Indexes] = (("env", "episode"), ("step",))
 
-    round: int = column("The round.")
-    step: int = column("The run's step; environments step together.")
-    env: int = column("The environment.")
-    episode: int = column("The episode's number in its environment, counted from 0.")
     epoch: int = column("Epochs that the host has trained after the step.")
     slot: int = column("The chosen slot.")
     blueprint: int = column("The chosen blueprint.")
@@ -394,30 +378,30 @@ class StepRecord:
     value: float = column("The critic's estimate before the step.")
     log_prob: float = column("Log-probability of the action, over the heads that the op reads.")
     slots: str = column(
-        "The slots after the step: a JSON list of [stage, blueprint or -1, alpha, contribution, "
-        "parameters of the seed, number of fossils, parameters of the fossils]; earlier versions "
-        "wrote only the first four or five."
+        "The slots after the step: a JSON list of [stage, blueprint or -1, alpha, contribution or "
+        "null, parameters of the seed, number of fossils, parameters of the fossils]."
     )
     probabilities: bytes | None = column(
         "The probability of each choice of each head, two bytes each: little-endian, in "
-        "65,534ths, 65,535 for a masked choice. Heads follow one another as in `heads`.",
-        since=3,
+        "65,534ths, 65,535 for a masked choice. Heads follow one another as in `heads`."
     )
 
 
 @record
-class SeedEventRecord:
+class HostEventRecord(HostRecord):
+    """The columns of all records of what happened to a host."""
+
+    draw_seed: int = column("The seed of the host's data and first weights.")
+    epoch: int = column("Epochs that the host has trained.")
+
+
+@record
+class SeedEventRecord(HostEventRecord):
     """A seed that moved from one stage to another."""
 
     table: ClassVar[str] = "seed_events"
     indexes: ClassVar[Indexes] = (("env", "episode"), ("round",))
 
-    round: int = column("The round.")
-    step: int = column("The run's step; environments step together.")
-    env: int = column("The environment.")
-    episode: int = column("The episode's number in its environment, counted from 0.")
-    draw_seed: int = column("The seed of the host's data and first weights.")
-    epoch: int = column("Epochs that the host has trained.")
     slot: str = column("The slot's name.")
     blueprint: str = column("The blueprint's name.")
     from_stage: str = column("The stage before.")
@@ -429,18 +413,12 @@ class SeedEventRecord:
 
 
 @record
-class GovernorRecord:
+class GovernorRecord(HostEventRecord):
     """A host that the governor rolled back to its last good state."""
 
     table: ClassVar[str] = "governor_events"
     indexes: ClassVar[Indexes] = (("env", "episode"),)
 
-    round: int = column("The round.")
-    step: int = column("The run's step; environments step together.")
-    env: int = column("The environment.")
-    episode: int = column("The episode's number in its environment, counted from 0.")
-    draw_seed: int = column("The seed of the host's data and first weights.")
-    epoch: int = column("Epochs that the host has trained.")
     reason: str = column("What was wrong.")
 
 
@@ -457,17 +435,7 @@ Record = (
 )
 """A row of a run; rows are numbered over all tables in the order of writing."""
 
-RECORD_TYPES: tuple[type[Record], ...] = (
-    RunRecord,
-    RoundRecord,
-    EpisodeRecord,
-    StepRecord,
-    SeedEventRecord,
-    GovernorRecord,
-    UpdateRecord,
-    EvaluationRecord,
-    NoticeRecord,
-)
+RECORD_TYPES: tuple[type[Record], ...] = get_args(Record)
 """The types of :data:`Record`."""
 
 
@@ -475,16 +443,21 @@ RECORD_TYPES: tuple[type[Record], ...] = (
 class RecordColumns:
     """Consecutive records of one type by column: many are made and stored faster like this."""
 
-    kind: type[Record]
+    kind: type[Record] | type[SessionRecord]
     columns: Mapping[str, Sequence[Any]]
     """The values of every field, as many as there are records."""
+
+    @classmethod
+    def of(cls, record: Record | SessionRecord) -> RecordColumns:
+        """Return a single record by column."""
+        return cls(type(record), {one.name: (getattr(record, one.name),) for one in fields(record)})
 
     @classmethod
     def from_rows(cls, kind: type[Record], rows: Sequence[Mapping[str, Any]]) -> RecordColumns:
         """Return at least one record by column, given the values of each by field."""
         return cls(kind, {name: [row[name] for row in rows] for name in rows[0]})
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Any]:
         """Return the records one by one."""
         for values in zip(*self.columns.values(), strict=True):
             yield self.kind(**dict(zip(self.columns, values, strict=True)))

@@ -11,10 +11,9 @@ import sqlite3
 import sys
 import typing
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,6 @@ class Column:
     """Whether None is allowed."""
     is_clock: bool
     """Whether it depends on time or on the process."""
-    since: int = 1
-    """The schema version that added it."""
     about: str = ""
     """What it holds, in a sentence."""
 
@@ -69,13 +66,13 @@ class Column:
         may_be_null = self.is_optional or self.kind is float
         return f'"{self.name}" {_SQL_TYPES[self.kind]}{"" if may_be_null else " NOT NULL"}'
 
-    def accepts(self, value: object) -> bool:
-        """Return whether a value has the column's type."""
-        if value is None:
+    def accepts(self, kind: type) -> bool:
+        """Return whether values of a type may be stored."""
+        if kind is type(None):
             return self.is_optional
-        if isinstance(value, bool):
+        if kind is bool:
             return self.kind is bool
-        return isinstance(value, (int, float) if self.kind is float else self.kind)
+        return issubclass(kind, (int, float) if self.kind is float else self.kind)
 
     @property
     def stored_types(self) -> frozenset[type]:
@@ -120,74 +117,33 @@ def columns_of(kind: RecordType) -> tuple[Column, ...]:
                 kind=plain,
                 is_optional=len(options) > 1,
                 is_clock=one.metadata["clock"],
-                since=one.metadata["since"],
                 about=one.metadata["about"],
             )
         )
     return tuple(columns)
 
 
-class RowMaker:
-    """Converts records of one type to rows, rejecting values of the wrong type."""
+def stored_columns(records: RecordColumns) -> list[Sequence[Any]]:
+    """Return the values of records as SQLite takes them, by column.
 
-    def __init__(self, kind: RecordType) -> None:
-        self._kind = kind
-        self._columns = columns_of(kind)
-        self._values: Callable[[Any], tuple[Any, ...]] = attrgetter(*(c.name for c in fields(kind)))
-        self._known: set[tuple[type, ...]] = set()
-        self._known_by_column: list[set[type]] = [set() for _ in self._columns]
-        self._may_be_nan = [
-            i for i, c in enumerate(self._columns) if c.is_optional and c.kind is float
-        ]
-
-    def __call__(self, record: Any) -> tuple[Any, ...]:
-        """Return a record's values as SQLite takes them.
-
-        Raises:
-            TelemetryError: If a value does not have its field's type, such as a NumPy number.
-        """
-        values = self._values(record)
-        # Most records of a type have values of the same types: check each combination once.
-        types = tuple(map(type, values))
-        if types not in self._known:
-            self._check(values)
-            self._known.add(types)
-        for index in self._may_be_nan:
-            value = values[index]
-            if value is not None and value != value:
-                values = (*values[:index], "NaN", *values[index + 1 :])
-        return values
-
-    def columns(self, records: RecordColumns) -> list[Sequence[Any]]:
-        """Return the values of many records as SQLite takes them, by column.
-
-        Raises:
-            TelemetryError: If a value does not have its field's type.
-        """
-        columns = [records.columns[column.name] for column in self._columns]
-        for column, values, known in zip(
-            self._columns, columns, self._known_by_column, strict=True
-        ):
-            types = set(map(type, values))
-            if not types <= known:
-                for value in values:
-                    self._check_value(column, value)
-                known |= types
-        for index in self._may_be_nan:
-            columns[index] = ["NaN" if value != value else value for value in columns[index]]
-        return columns
-
-    def _check(self, values: tuple[Any, ...]) -> None:
-        for column, value in zip(self._columns, values, strict=True):
-            self._check_value(column, value)
-
-    def _check_value(self, column: Column, value: object) -> None:
-        if not column.accepts(value):
-            needed = column.kind.__name__ + (" or None" if column.is_optional else "")
-            raise TelemetryError(
-                f"{self._kind.__name__}.{column.name} is {value!r}, a "
-                f"{type(value).__name__}; it must be {needed}: convert it first."
-            )
+    Raises:
+        TelemetryError: If a value does not have its field's type, such as a NumPy number.
+    """
+    stored: list[Sequence[Any]] = []
+    for column in columns_of(records.kind):
+        values = records.columns[column.name]
+        for kind in set(map(type, values)):
+            if not column.accepts(kind):
+                value = next(value for value in values if type(value) is kind)
+                needed = column.kind.__name__ + (" or None" if column.is_optional else "")
+                raise TelemetryError(
+                    f"{records.kind.__name__}.{column.name} is {value!r}, a {kind.__name__}; "
+                    f"it must be {needed}: convert it first."
+                )
+        if column.is_optional and column.kind is float:
+            values = ["NaN" if value != value else value for value in values]
+        stored.append(values)
+    return stored
 
 
 @cache
@@ -227,15 +183,8 @@ def is_blank(connection: sqlite3.Connection) -> bool:
     return not (n_things or _pragma(connection, "application_id"))
 
 
-def check_schema(
-    connection: sqlite3.Connection, path: Path, *, oldest: int = SCHEMA_VERSION
-) -> int:
-    """Return the schema version of a database.
-
-    Args:
-        connection: To the database.
-        path: Its file, for messages.
-        oldest: The oldest version that the caller accepts.
+def check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """Reject a database that is not telemetry of this version; ``path`` is its file.
 
     Raises:
         TelemetryError: If it is not Esper telemetry, or of another version, or damaged.
@@ -245,18 +194,17 @@ def check_schema(
             f"{path} is not Esper telemetry; name a run folder, or move the file away."
         )
     version = _pragma(connection, "user_version")
-    if not oldest <= version <= SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise TelemetryError(
-            f"{path} has schema version {version}; this Esper writes version {SCHEMA_VERSION} and "
-            "reads versions up to it: use the Esper that wrote it."
+            f"{path} was made by another version of Esper (schema version {version}, not "
+            f"{SCHEMA_VERSION}); use that version."
         )
     for kind in TABLES.values():
         found = [row[1] for row in connection.execute(f'PRAGMA table_info("{kind.table}")')]
-        if found != [column.name for column in all_columns_of(kind) if column.since <= version]:
+        if found != [column.name for column in all_columns_of(kind)]:
             raise DamagedTelemetryError(
                 f"{path} is damaged: table {kind.table!r} has the wrong columns."
             )
-    return version
 
 
 def last_position(connection: sqlite3.Connection) -> int:
@@ -264,11 +212,6 @@ def last_position(connection: sqlite3.Connection) -> int:
     kinds = (kind for kind in TABLES.values() if kind is not SessionRecord)
     parts = " UNION ALL ".join(f'SELECT max(seq) AS s FROM "{kind.table}"' for kind in kinds)
     return connection.execute(f"SELECT max(s) FROM ({parts})").fetchone()[0] or 0
-
-
-def decoders(columns: Iterable[Column]) -> Mapping[int, Callable[[Any], Any]]:
-    """Return the decoders that the values of a row need, by position."""
-    return {i: column.decode for i, column in enumerate(columns) if column.decode is not None}
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

@@ -12,15 +12,13 @@ import importlib
 import io
 import json
 import os
-import sys
 import tomllib
 import uuid
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
-from esper.errors import ConfigError, StorageError, did_you_mean
+from esper.errors import ConfigError, did_you_mean
 from esper.storage.files import make_folder, storage_errors, write_atomic
 from esper.telemetry.metrics import is_measured, metrics_of
 from esper.telemetry.records import EvaluationRecord, Record
@@ -53,43 +51,32 @@ class Sink(Protocol):
         ...
 
 
-def require_tracker(name: str, *, trackio_dir: str | Path | None = None) -> None:
-    """Raise ConfigError if there is no tracker of a name, or it does not take the folder."""
+def require_tracker(name: str) -> None:
+    """Raise ConfigError if there is no tracker of a name."""
     if name not in _TRACKERS:
         raise ConfigError(
             f"the tracker is {name!r}; it must be one of {', '.join(_TRACKERS)}."
             f"{did_you_mean(name, _TRACKERS)}"
         )
-    if trackio_dir is not None and name != "trackio":
-        raise ConfigError(f"trackio_dir is {str(trackio_dir)!r}, but the tracker is {name!r}.")
 
 
 def make_tracker(
-    name: str,
-    folder: Path,
-    settings: Mapping[str, Any],
-    *,
-    first_step: int | None = None,
-    trackio_dir: str | Path | None = None,
+    name: str, folder: Path, settings: Mapping[str, Any], *, first_step: int | None = None
 ) -> Tracker:
     """Create the tracker of a name, for training that starts or resumes.
 
     Args:
-        name: ``tensorboard``, ``wandb``, ``trackio`` or ``csv``.
+        name: ``tensorboard``, ``wandb`` or ``csv``.
         folder: The run's folder; its name is the name of the run.
         settings: What to show as the run's configuration, as plain values.
         first_step: The first step that will be logged. Up to 1, training starts anew, and the
             folder's earlier run is not continued. None: that of the first metrics.
-        trackio_dir: Where Trackio keeps its database, for all runs of this process.
 
     Raises:
-        ConfigError: If the name is unknown, its package is not installed, or Trackio keeps its
-            database elsewhere already.
+        ConfigError: If the name is unknown, or its package is not installed.
         StorageError: If the folder cannot be written.
     """
-    require_tracker(name, trackio_dir=trackio_dir)
-    if trackio_dir is not None:
-        _place_trackio(Path(trackio_dir))
+    require_tracker(name)
     return _TRACKERS[name](Path(folder), settings, first_step)
 
 
@@ -99,30 +86,11 @@ def has_run(name: str, folder: str | Path) -> bool:
     return any(place.iterdir()) if place.is_dir() else place.exists()
 
 
-def make_sink(name: str, run_dir: Path, config_text: str) -> Sink:
-    """Create the sink that sends a run's records to the tracker of a name.
-
-    Args:
-        name: ``tensorboard``, ``wandb`` or ``trackio``.
-        run_dir: The run folder, which exists.
-        config_text: The run's configuration, as TOML.
-
-    Raises:
-        ConfigError: If the name is unknown, or its package is not installed.
-    """
-    return TrackerSink(name, Path(run_dir), config_text)
-
-
 class TrackerSink:
     """Sends the metrics of records to a tracker."""
 
-    def __init__(self, name: str, run_dir: Path, config_text: str) -> None:
-        if name not in _TRACKERS:
-            raise ConfigError(
-                f"telemetry.sinks contains {name!r}; it must be one of {', '.join(_TRACKERS)}."
-                f"{did_you_mean(name, _TRACKERS)}"
-            )
-        self._tracker = _TRACKERS[name](run_dir, tomllib.loads(config_text), None)
+    def __init__(self, tracker: TensorBoardTracker | WandbTracker | CsvTracker) -> None:
+        self._tracker = tracker
 
     def write(self, record: Record) -> None:
         """Send a record's metrics at its round."""
@@ -140,6 +108,21 @@ class TrackerSink:
     def close(self) -> None:
         """Send what is left."""
         self._tracker.close()
+
+
+def make_sink(name: str, run_dir: Path, config_text: str) -> Sink:
+    """Create the sink that sends a run's records to the tracker of a name.
+
+    Args:
+        name: As for :func:`make_tracker`.
+        run_dir: The run folder, which exists.
+        config_text: The run's configuration, as TOML.
+
+    Raises:
+        ConfigError: If the name is unknown, or its package is not installed.
+    """
+    require_tracker(name)
+    return TrackerSink(_TRACKERS[name](run_dir, tomllib.loads(config_text), None))
 
 
 class TensorBoardTracker:
@@ -216,40 +199,6 @@ class WandbTracker:
         self._run.finish()
 
 
-class TrackioTracker:
-    """Sends metrics to Trackio, which stores them locally unless configured otherwise.
-
-    Resumed training continues the same Trackio run. Trackio cannot delete points: repeated steps
-    appear twice, with the same values.
-    """
-
-    place = "trackio-id"
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any], first_step: int | None) -> None:
-        self._trackio = _import_tracker("trackio", "trackio")
-        self.first_step = first_step
-        # Trackio prints to standard output, which is reserved for the run's lines or JSON.
-        with redirect_stdout(sys.stderr):
-            self._run = self._trackio.init(
-                project=PROJECT,
-                name=f"{folder.name}-{_run_id(folder / self.place, first_step)}",
-                resume="allow",
-                config=dict(settings),
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Send metrics at a step."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """Send what is left."""
-        with redirect_stdout(sys.stderr):
-            self._trackio.finish()
-
-
 class CsvTracker:
     """Writes ``progress.csv`` in the run's folder: a row for each step, a column for each metric.
 
@@ -267,7 +216,7 @@ class CsvTracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Write a row; metrics of a step that has one already are added to it."""
         row = {"step": str(step), **{name: repr(float(v)) for name, v in metrics.items()}}
-        with storage_errors("writing", self._path):
+        with storage_errors(self._path):
             if not self._columns:
                 self._rows = self._earlier_rows(step)
             is_same_step = bool(self._rows) and self._rows[-1]["step"] == row["step"]
@@ -304,30 +253,11 @@ class CsvTracker:
         write_atomic(self._path, text.getvalue())
 
 
-_TRACKERS: dict[
-    str,
-    type[TensorBoardTracker] | type[WandbTracker] | type[TrackioTracker] | type[CsvTracker],
-] = {
+_TRACKERS: dict[str, type[TensorBoardTracker] | type[WandbTracker] | type[CsvTracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
-    "trackio": TrackioTracker,
     "csv": CsvTracker,
 }
-
-
-def _place_trackio(folder: Path) -> None:
-    """Let Trackio keep its database in a folder, which it decides when it is imported."""
-    folder = folder.resolve()
-    imported = sys.modules.get("trackio")
-    if imported is None:
-        os.environ["TRACKIO_DIR"] = str(folder)
-        return
-    current = Path(imported.TRACKIO_DIR).resolve()
-    if current != folder:
-        raise ConfigError(
-            f"trackio_dir is {str(folder)!r}, but Trackio keeps its database in {str(current)!r} "
-            "since it was imported; use one folder, or set the environment variable TRACKIO_DIR."
-        )
 
 
 def _import_tracker(package: str, tracker: str) -> Any:
@@ -344,13 +274,8 @@ def _import_tracker(package: str, tracker: str) -> Any:
 def _run_id(path: Path, first_step: int | None) -> str:
     """Return the run's ID at a tracker, which stays the same when it resumes or moves."""
     starts_anew = first_step is not None and first_step <= 1
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with storage_errors(path):
+        make_folder(path.parent)
         if starts_anew or not path.exists():
             write_atomic(path, uuid.uuid4().hex[:12])
         return path.read_text(encoding="ascii")
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written ({os.strerror(error.errno or 0)}); free disk space or make "
-            "the folder writable."
-        ) from error

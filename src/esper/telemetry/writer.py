@@ -9,17 +9,18 @@ import os
 import platform
 import sqlite3
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, Self
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import NonNegativeInt, PositiveFloat, PositiveInt, check
 from esper.errors import DamagedTelemetryError, EsperError, StorageError, TelemetryError
-from esper.telemetry.damage import hash_file_of, require_own_journal, write_hash
+from esper.telemetry.damage import require_own_journal
 from esper.telemetry.records import (
     RECORD_TYPES,
     SCHEMA_VERSION,
@@ -29,27 +30,25 @@ from esper.telemetry.records import (
     SessionRecord,
 )
 from esper.telemetry.schema import (
-    RowMaker,
+    RecordType,
     check_schema,
     columns_of,
     create_tables,
     insert_sql,
     is_blank,
     last_position,
+    stored_columns,
 )
 from esper.version import __version__
 
 BUSY_SECONDS = 10.0
 """How long to wait for another program's lock before writing fails."""
 
-MERGING_MILLISECONDS = 1000
-"""How long to wait at the end for readers, before the log is left unmerged."""
-
 MAX_CHUNK_ROWS = 512
 """Largest number of rows per statement. Each statement releases the interpreter lock, which a busy
 main thread is slow to return, so a statement per row would slow down both threads."""
 
-Rows = tuple[type[Record], range, Sequence[Sequence[Any]]]
+Rows = tuple[RecordType, range, Sequence[Sequence[Any]]]
 """Consecutive records of one type: their row numbers, and their values by column."""
 
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -79,7 +78,6 @@ class WriterDatabase:
         if not is_blank(connection):
             check_schema(connection, path)
             _require_structure(connection, path)
-        hash_file_of(path).unlink(missing_ok=True)
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StorageError(
@@ -96,7 +94,7 @@ class WriterDatabase:
 
     def insert(self, entries: Iterable[Rows]) -> None:
         """Insert rows in one transaction."""
-        by_type: dict[type[Record], list[Any]] = {}
+        by_type: dict[RecordType, list[Any]] = {}
         for kind, numbers, columns in entries:
             rows = zip(numbers, *columns, strict=True)
             by_type.setdefault(kind, []).extend(chain.from_iterable(rows))
@@ -104,16 +102,16 @@ class WriterDatabase:
             for kind, values in by_type.items():
                 self._insert_chunks(kind, values)
 
-    def _insert_chunks(self, kind: type[Record], values: list[Any]) -> None:
+    def _insert_chunks(self, kind: RecordType, values: list[Any]) -> None:
         """Insert rows, given one after another, in chunks of power-of-two sizes.
 
         So few statements are compiled.
         """
         n_columns = len(columns_of(kind)) + 1
-        most = min(MAX_CHUNK_ROWS, self._max_values // n_columns)
+        maximum = min(MAX_CHUNK_ROWS, self._max_values // n_columns)
         start, n_rows = 0, len(values) // n_columns
         while start < n_rows:
-            size = 1 << min(most, n_rows - start).bit_length() - 1
+            size = 1 << min(maximum, n_rows - start).bit_length() - 1
             chunk = values[start * n_columns : (start + size) * n_columns]
             self._connection.execute(insert_sql(kind, size), chunk)
             start += size
@@ -126,17 +124,18 @@ class WriterDatabase:
 
     def add_session(self, session: SessionRecord) -> int:
         """Insert a session and return its number."""
-        values = (None, *RowMaker(SessionRecord)(session))
+        columns = stored_columns(RecordColumns.of(session))
+        values = (None, *(value for (value,) in columns))
         with self._transaction():
             return self._connection.execute(insert_sql(SessionRecord), values).lastrowid or 0
 
-    def end_session(self, number: int, *, ended_at: str, outcome: str, message: str | None) -> None:
+    def end_session(self, number: int, outcome: str, message: str | None) -> None:
         """Record how a session ended; a message is appended to the one it started with."""
         with self._transaction():
             self._connection.execute(
                 "UPDATE sessions SET ended_at = ?, outcome = ?, "
                 "message = coalesce(message || ' ' || ?, ?, message) WHERE id = ?",
-                (ended_at, outcome, message, message, number),
+                (_now(), outcome, message, message, number),
             )
 
     @property
@@ -146,14 +145,20 @@ class WriterDatabase:
         return count > 0
 
     def close(self) -> None:
-        """Merge the log into the database, unless someone is reading, and close the connection."""
-        with suppress(sqlite3.Error):
-            self._connection.execute(f"PRAGMA busy_timeout = {MERGING_MILLISECONDS}")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Close the connection, which merges the log into the database unless someone reads."""
         self._connection.close()
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._connection)
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        """Take the write lock at once, and roll back if the context fails."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
 
 
 def _require_structure(connection: sqlite3.Connection, path: Path) -> None:
@@ -162,22 +167,6 @@ def _require_structure(connection: sqlite3.Connection, path: Path) -> None:
     if found != "ok":
         reason = " ".join(found.split())
         raise DamagedTelemetryError(f"{path} is damaged: {reason}.")
-
-
-class _Transaction:
-    """A transaction that takes the write lock at once and is rolled back if it fails."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._connection.execute("COMMIT")
-        elif self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
 
 
 def explain(error: Exception, path: Path) -> EsperError:
@@ -228,29 +217,29 @@ class TelemetryWriter:
         max_queued_rows: int = 20_000,
         flush_seconds: float = 0.5,
     ) -> None:
-        require_int("max_queued_rows", max_queued_rows, least=1)
-        require_number("flush_seconds", flush_seconds, above=0.0)
+        check("max_queued_rows", max_queued_rows, PositiveInt)
+        check("flush_seconds", flush_seconds, PositiveFloat)
         self._path = Path(path)
         self._max_rows = max_queued_rows
         self._flush_seconds = flush_seconds
-        self._makers = {kind: RowMaker(kind) for kind in RECORD_TYPES}
-        self._changed = threading.Condition()
-        self._queue: deque[Rows] = deque()
+        self._lock = threading.Lock()
+        self._queue: list[Rows] = []
         self._n_queued = 0
-        self._n_stored = 0
-        self._position = 0
-        self._task: Callable[[WriterDatabase], Any] | None = None
-        self._result: Any = None
-        self._is_urgent = False
-        self._is_closing = False
-        self._is_ended = False
+        self._is_urgent = threading.Event()
+        self._is_closed = False
         self._failure: EsperError | None = None
         self._has_raised = False
         self._session: int | None = None
+        self._tasks: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        # A daemon, which an interpreter that exits ends only after its exit handlers.
         self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
         self._thread.start()
-        self._ask(lambda database: database.position)
-        self._position = self._result
+        try:
+            self._database: WriterDatabase = self._ask(lambda: WriterDatabase(self._path))
+        except EsperError:
+            self.close()
+            raise
+        self._position = self._database.position
 
     @property
     def position(self) -> int:
@@ -268,40 +257,23 @@ class TelemetryWriter:
 
     def write_many(self, records: Iterable[Record | RecordColumns]) -> None:
         """Queue rows in order; block while the queue is full."""
-        batches = [self._by_column(entry) for entry in records]
-        with self._changed:
-            for kind, columns in batches:
-                n_rows = len(columns[0])
-                self._make_room(n_rows)
-                if self._is_ended or self._is_closing:
-                    self._raise_failure()
-                numbers = range(self._position + 1, self._position + n_rows + 1)
-                self._position += n_rows
-                self._n_queued += n_rows
+        entries = [r if isinstance(r, RecordColumns) else RecordColumns.of(r) for r in records]
+        batches = [(entry.kind, stored_columns(entry)) for entry in entries]
+        for kind, columns in batches:
+            n_rows = len(columns[0])
+            if self._n_queued and self._n_queued + n_rows > self._max_rows:
+                self.flush()
+            self._require_open()
+            numbers = range(self._position + 1, self._position + n_rows + 1)
+            self._position += n_rows
+            with self._lock:
+                if not self._queue:
+                    self._submit(self._store)
                 self._queue.append((kind, numbers, columns))
-            # Not for every row: waking the thread costs more than storing a row.
-            if self._n_queued - self._n_stored > self._max_rows // 4 and not self._is_urgent:
-                self._is_urgent = True
-                self._changed.notify_all()
-
-    def _by_column(
-        self, entry: Record | RecordColumns
-    ) -> tuple[type[Record], Sequence[Sequence[Any]]]:
-        """Return the type and the checked columns of one or more records."""
-        if isinstance(entry, RecordColumns):
-            return entry.kind, self._makers[entry.kind].columns(entry)
-        kind = type(entry)
-        return kind, [(value,) for value in self._makers[kind](entry)]
-
-    def _make_room(self, n_rows: int) -> None:
-        """Wait until so many rows fit into the queue, or it is empty."""
-
-        def has_room() -> bool:
-            waiting = self._n_queued - self._n_stored
-            return waiting == 0 or waiting + n_rows <= self._max_rows
-
-        if not has_room():
-            self._hurry(has_room)
+                self._n_queued += n_rows
+        # Not for every row: waking the thread costs more than storing a row.
+        if self._n_queued > self._max_rows // 4:
+            self._is_urgent.set()
 
     def flush(self) -> None:
         """Block until every queued row is stored.
@@ -310,9 +282,7 @@ class TelemetryWriter:
             StorageError: If a row could not be written.
             TelemetryError: If a row's values could not be stored.
         """
-        with self._changed:
-            target = self._n_queued
-            self._hurry(lambda: self._n_stored >= target)
+        self._ask(lambda: None)
 
     def rewind(self, seq: int) -> None:
         """Delete every row after number ``seq``, for a run that resumes from there.
@@ -322,21 +292,18 @@ class TelemetryWriter:
         Raises:
             TelemetryError: If the telemetry ends before that row.
         """
-        require_int("seq", seq, least=0)
+        check("seq", seq, NonNegativeInt)
         if 0 < self._position < seq:
             raise TelemetryError(
                 f"{self._path} ends at row {self._position} and row {seq} is needed; restore the "
                 "file that belongs to the checkpoint, or move it away to go on without it."
             )
-        self.flush()
-        self._ask(lambda database: database.rewind(seq))
+        self._ask(lambda: self._database.rewind(seq))
         self._position = seq
 
     def describes_run(self) -> bool:
         """Return whether the record of the run is stored."""
-        self.flush()
-        self._ask(lambda database: database.describes_run)
-        return self._result
+        return self._ask(lambda: self._database.describes_run)
 
     def start_session(
         self, *, first_round: int, threads: int, torch_version: str, message: str | None = None
@@ -355,16 +322,14 @@ class TelemetryWriter:
             esper_version=__version__,
             platform=platform.platform(),
         )
-        self._ask(lambda database: database.add_session(session))
-        self._session = self._result
+        self._session = self._ask(lambda: self._database.add_session(session))
 
     def end_session(self, outcome: Outcome, message: str | None = None) -> None:
         """Store all rows and record how this process's work ended."""
         number = self._session
         assert number is not None, "a session must be started before it ends"
-        self.flush()
         text = _storable(message)
-        self._ask(lambda d: d.end_session(number, ended_at=_now(), outcome=outcome, message=text))
+        self._ask(lambda: self._database.end_session(number, outcome, text))
 
     def close(self) -> None:
         """Store all rows and end the thread; a second call does nothing.
@@ -372,12 +337,13 @@ class TelemetryWriter:
         Raises:
             StorageError: If a row could not be stored and no earlier call has raised.
         """
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        self._thread.join()
+        if not self._is_closed:
+            self._is_closed = True
+            self._is_urgent.set()
+            self._tasks.put(None)
+            self._thread.join()
         if self._failure is not None and not self._has_raised:
-            self._raise_failure()
+            self._require_open()
 
     def __enter__(self) -> Self:
         return self
@@ -385,68 +351,53 @@ class TelemetryWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, task: Callable[[WriterDatabase], Any]) -> None:
-        """Run a task in the thread and wait for its result."""
-        with self._changed:
-            if self._is_closing:
-                self._raise_failure()
-            self._task = task
-            self._hurry(lambda: self._task is None)
+    def _submit(self, task: Callable[[], Any]) -> Future[Any]:
+        """Let the thread run a task after all earlier ones."""
+        future: Future[Any] = Future()
+        self._tasks.put((task, future))
+        return future
 
-    def _hurry(self, is_done: Callable[[], bool]) -> None:
-        """Wake the thread and wait until a condition holds; raise if the thread has failed."""
-        if not is_done():
-            self._is_urgent = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: is_done() or self._is_ended)
-        if not is_done() or self._failure is not None:
-            self._raise_failure()
+    def _ask(self, task: Callable[[], Any]) -> Any:
+        """Run a task in the thread once all queued rows are stored, and return its result."""
+        self._require_open()
+        future = self._submit(task)
+        if self._queue:
+            self._is_urgent.set()
+        result = future.result()
+        self._require_open()
+        return result
 
-    def _raise_failure(self) -> None:
-        self._has_raised = True
-        if self._failure is None:
+    def _require_open(self) -> None:
+        if self._failure is not None:
+            self._has_raised = True
+            # A new one each time: an exception that is raised again collects tracebacks.
+            raise type(self._failure)(str(self._failure)) from self._failure
+        if self._is_closed:
             raise TelemetryError(f"the writer of {self._path} is closed; open another one.")
-        # A new one each time: an exception that is raised again collects tracebacks.
-        raise type(self._failure)(str(self._failure)) from self._failure
 
     def _work(self) -> None:
-        """Store queued rows until the writer is closed or fails; the thread's main function."""
-        database: WriterDatabase | None = None
-        try:
-            database = WriterDatabase(self._path)
-            while self._take_turn(database):
-                pass
-        except Exception as error:
-            self._failure = explain(error, self._path)
-        finally:
-            if database is not None:
-                database.close()
+        """Run tasks until the writer is closed, but none after a failure; runs in the thread."""
+        while (entry := self._tasks.get()) is not None:
+            task, future = entry
+            result = None
+            try:
                 if self._failure is None:
-                    write_hash(self._path)
-            with self._changed:
-                self._is_ended = True
-                self._queue.clear()
-                self._changed.notify_all()
+                    result = task()
+            except Exception as error:
+                self._failure = explain(error, self._path)
+            future.set_result(result)
+        if hasattr(self, "_database"):  # otherwise it could not be opened
+            self._database.close()
 
-    def _take_turn(self, database: WriterDatabase) -> bool:
-        """Store the queue; return False once the writer is closing."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_urgent or self._is_closing, timeout=self._flush_seconds
-            )
-            self._is_urgent = False
-            is_last = self._is_closing
-            entries, task = list(self._queue), self._task
-            self._queue.clear()
-        if entries:
-            database.insert(entries)
-        result = task(database) if task is not None else None
-        with self._changed:
-            self._n_stored += sum(len(numbers) for _, numbers, _ in entries)
-            if task is not None:
-                self._task, self._result = None, result
-            self._changed.notify_all()
-        return not is_last
+    def _store(self) -> None:
+        """Store the queue after a while, or as soon as something waits for it."""
+        self._is_urgent.wait(self._flush_seconds)
+        with self._lock:
+            self._is_urgent.clear()
+            entries, self._queue = self._queue, []
+        self._database.insert(entries)
+        with self._lock:
+            self._n_queued -= sum(len(numbers) for _, numbers, _ in entries)
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
 """What a controller that was trained against a schedule expects growth to gain.
 
 The values of its policy are relative to that schedule, which a user does not have. After training,
-they are replaced by gains over the same host left alone.
+they are replaced by gains over the same host with no growth.
 
 Shapes: T = steps, N = hosts, M = LSTM size.
 """

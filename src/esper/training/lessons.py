@@ -2,7 +2,8 @@
 
 Some hosts are grown by each of a few schedules. To follow one of them for some epochs and then to
 finish is a path, whose return is known at every price. The policy first imitates good paths, and
-then climbs the return that it can expect on all of them; see :mod:`esper.training.paths`.
+then climbs the return that it can expect on all of them. All returns of a host's paths are known
+once it was grown by every schedule, so this expectation is exact: nothing is drawn.
 
 Shapes: S = schedules, T = epochs, N = hosts, D = observation size, H = heads, K = choices of the
 widest head.
@@ -12,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from esper.arrays import Features, Flags, Floats, Integers
 from esper.config.growth import RewardConfig
 from esper.config.run import RunConfig
-from esper.environment import GrowthVectorEnv, run_episodes
-from esper.environment.episodes import StepResult
+from esper.environment import GrowthVectorEnv
+from esper.environment.runner import steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.simic.policy.action_spec import ActionSpec, relevance_table
 from esper.simic.policy.distribution import choices_beside, evaluate_actions
@@ -34,14 +37,6 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import reprice
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
-from esper.training.paths import (
-    expected_returns,
-    find_new_paths,
-    imitation_loss,
-    path_entropy,
-    path_log_probs,
-    worst_returns,
-)
 from esper.training.setup import stream_seed
 
 N_BLOCKS, BLOCK = 24, 64
@@ -60,11 +55,13 @@ TEMPERATURE = 0.02
 SCORE_UNIT = 0.015
 """The unit of score in which expected returns are climbed."""
 STRAYING = 0.03
-"""How much worse, in score, than the worst path it counts to do what no schedule does."""
+"""Return assigned to leaving all schedules, below that of the worst path, in units of score."""
 
 OP = HEAD_NAMES.index("op")
 
 OnShare = Callable[[float], None]
+_Grown = dict[str, NDArray[Any]]
+"""What a schedule did with a block of hosts, ``[T, N, ...]`` each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,17 +114,6 @@ class _Watched(NamedController):
         return actions
 
 
-@dataclass(frozen=True, eq=False)
-class _Grown:
-    """What a schedule did with a block of hosts, ``[T, N, ...]``."""
-
-    observations: Features
-    actions: Integers
-    legal: Flags
-    worth: Floats
-    flops: Floats
-
-
 def grow_hosts(
     config: RunConfig,
     task: Task,
@@ -177,23 +163,15 @@ def _grow_block(envs: GrowthVectorEnv, schedule: _Watched, seed: int) -> _Grown:
 
     def note() -> None:
         growth = envs.growth
-        spent = growth.records.paid_flops.copy()
+        spent = growth.records.flops_used.copy()
         worth.append(growth.returns_if_stopped() + growth.records.flop_price * spent)
         flops.append(spent)
 
-    def note_step(_: Integers, result: StepResult) -> None:
-        note()
-
     envs.reset(seed=seed)
     note()
-    run_episodes(envs, schedule, seed=seed, on_step=note_step)
-    return _Grown(
-        observations=np.stack(schedule.observations),
-        actions=np.stack(schedule.actions),
-        legal=np.stack(schedule.legal),
-        worth=np.stack(worth),
-        flops=np.stack(flops),
-    )
+    steer_hosts(envs.growth, schedule, seed=seed, on_step=lambda _actions, _result: note())
+    seen = {name: getattr(schedule, name) for name in ("observations", "actions", "legal")}
+    return {name: np.stack(one) for name, one in (seen | {"worth": worth, "flops": flops}).items()}
 
 
 def _lesson_of(
@@ -202,7 +180,7 @@ def _lesson_of(
     """Return what all schedules did with one host."""
 
     def join(name: str, n_steps: int) -> Tensor:
-        parts = [getattr(one, name)[:n_steps, host] for one in grown]
+        parts = [one[name][:n_steps, host] for one in grown]
         return torch.from_numpy(np.stack(parts, 1))
 
     actions = join("actions", n_epochs)
@@ -359,3 +337,80 @@ def _draw_batches(lessons: Sequence[HostLesson], rng: np.random.Generator) -> It
 
 def _split(numbers: list[int], size: int) -> list[list[int]]:
     return [numbers[first : first + size] for first in range(0, len(numbers), size)]
+
+
+def find_new_paths(actions: Tensor) -> Tensor:
+    """Return which paths ``[S, T + 1]`` of a host no schedule before it shares.
+
+    Args:
+        actions: ``[S, T, H]`` of the schedules.
+    """
+    n_schedules, n_epochs, _ = actions.shape
+    is_new = torch.ones(n_schedules, n_epochs + 1, dtype=torch.bool)
+    is_new[1:, 0] = False  # to finish at once is one path
+    for later in range(1, n_schedules):
+        is_same = (actions[:later] == actions[later]).all(2).cumprod(1).bool()
+        is_new[later, 1:] = ~is_same.any(0)
+    return is_new
+
+
+def path_log_probs(taken: Tensor, finishing: Tensor, n_epochs: Tensor) -> Tensor:
+    """Return the log-probability of each path, ``[T + 1, S, N]``; those after the end are 0.
+
+    Args:
+        taken: ``[T, S, N]`` log-probabilities of what the schedules do.
+        finishing: ``[T, S, N]`` log-probabilities of finishing instead.
+        n_epochs: ``[N]`` epochs of each host's budget, after which no one has to finish.
+    """
+    n_steps = len(taken)
+    is_before_end = torch.arange(n_steps).view(-1, 1, 1) < n_epochs
+    start = taken.new_zeros(1, *taken.shape[1:])
+    followed = torch.cat([start, torch.where(is_before_end, taken, 0.0).cumsum(0)])
+    finished = torch.cat([torch.where(is_before_end, finishing, 0.0), start])
+    is_over = torch.arange(n_steps + 1).view(-1, 1, 1) > n_epochs
+    return (followed + finished).masked_fill(is_over, 0.0)
+
+
+def expected_returns(
+    log_probs: Tensor, returns: Tensor, is_path: Tensor, elsewhere: Tensor
+) -> Tensor:
+    """Return what a policy can expect, ``[N]``.
+
+    Were it relative to the probability of all paths, a policy could gain by leaving a path that
+    turns out to be bad.
+
+    Args:
+        log_probs: ``[..., N]`` of paths.
+        returns: ``[..., N]`` of paths.
+        is_path: ``[..., N]``, which of them there are.
+        elsewhere: ``[N]``, the return that counts if none of them is taken.
+    """
+    gains = (returns - elsewhere).flatten(end_dim=-2)
+    return elsewhere + (_flat_paths(log_probs, is_path).exp() * gains).sum(0)
+
+
+def path_entropy(log_probs: Tensor, is_path: Tensor) -> Tensor:
+    """Return the entropy ``[N]`` of a policy over paths, as if it took no other."""
+    log_shares = _flat_paths(log_probs, is_path).log_softmax(0)
+    return -(log_shares.exp() * log_shares).sum(0)
+
+
+def worst_returns(returns: Tensor, is_path: Tensor) -> Tensor:
+    """Return the return of each host's worst path, ``[N]``."""
+    return torch.where(is_path, returns, torch.inf).flatten(end_dim=-2).amin(0)
+
+
+def imitation_loss(
+    log_probs: Tensor, returns: Tensor, is_path: Tensor, temperature: float
+) -> Tensor:
+    """Return the cross-entropy ``[N]`` of a policy and paths drawn by their returns.
+
+    The probability of such a path is proportional to ``exp(return / temperature)``.
+    """
+    flat = _flat_paths(log_probs, is_path)
+    wanted = _flat_paths(returns / temperature, is_path).softmax(0)
+    return -(wanted * flat).sum(0)
+
+
+def _flat_paths(values: Tensor, is_path: Tensor) -> Tensor:
+    return torch.where(is_path, values, LOWEST).flatten(end_dim=-2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -173,14 +172,15 @@ def controller_of(run: Run) -> SavedController:
         CheckpointError: If no checkpoint with a controller is intact.
     """
     run.require_learning()
-    loaded = CheckpointFolder(run.folder.checkpoints).latest()
+    loaded = CheckpointFolder(run.folder.checkpoints).latest(resumes=False)
     require_saved_config(run.config, loaded.state)
     parts = split(loaded.state)
     best = parts["best_policy"]
     if not best.tensors and loaded.skipped:
+        skipped = ", ".join(path.name for path in loaded.skipped)
         again = f"delete {run.folder.summary_file} and " if run.is_complete else ""
         raise CheckpointError(
-            f"the controller of run {run.name!r} is lost: {_names(loaded.skipped)} damaged and "
+            f"the controller of run {run.name!r} is lost: {skipped} cannot be used and "
             f"{loaded.path.name} is from before the first evaluation; restore a copy, or {again}"
             f"train again from there: {run.resume_command}"
         )
@@ -189,10 +189,11 @@ def controller_of(run: Run) -> SavedController:
             f"run {run.name!r} has no controller yet; its first evaluation is after round "
             f"{run.config.evaluation.eval_freq}."
         )
-    # Esper 0.1 saved these facts with the environments only.
-    facts: dict[str, Any] = best.facts or parts["envs"].facts["made_with"]
+    facts = best.facts
     require_observations(facts, run.name)
     growth = facts["growth"]
+    # The units of the policy's values, unless they are discounted.
+    scale = dict(facts["returns"]) if run.config.ppo.gamma == 1.0 else {}
     return SavedController(
         name=run.name,
         weights=best.tensors,
@@ -202,18 +203,9 @@ def controller_of(run: Run) -> SavedController:
         budget=run.config.budget,
         growth=None if growth is None else GrowthConfig(**growth),
         rewards=run.config.rewards.reward,
-        origin=_origin(run) | _return_scale(run, facts),
-        esper=str(loaded.manifest["made_with"].get("esper", "unknown")),
+        origin=_origin(run) | scale,
+        esper=str(loaded.about["made_with"]["esper"]),
     )
-
-
-def _names(paths: tuple[Path, ...]) -> str:
-    return f"{', '.join(path.name for path in paths)} {'is' if len(paths) == 1 else 'are'}"
-
-
-def _return_scale(run: Run, facts: Mapping[str, Any]) -> dict[str, float]:
-    """Return the units of the policy's values; nothing if they are unknown or discounted."""
-    return dict(facts.get("returns", {})) if run.config.ppo.gamma == 1.0 else {}
 
 
 def _origin(run: Run) -> dict[str, Any]:

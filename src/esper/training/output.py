@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from esper.errors import EsperError
 from esper.telemetry import TelemetryWriter
-from esper.telemetry.records import Record, RecordColumns, StepRecord, each_record
+from esper.telemetry.records import Record, RecordColumns, StepRecord
 from esper.telemetry.sinks import Sink
 
 
@@ -31,35 +30,14 @@ class TrialProgress:
     """Number of consecutive trials."""
 
 
-@runtime_checkable
-class TrialWatcher(Protocol):
-    """A watcher that is also shown the progress of trials, which take much longer than steps."""
-
-    def watch_trial(self, trial: TrialProgress) -> None:
-        """Show the progress of a trial."""
-        ...
-
-
-@runtime_checkable
-class StepWatcher(Protocol):
-    """A watcher that gets the number of each step instead of a record for each environment."""
-
-    def watch_step(self, step: int) -> None:
-        """Take the run's step that all environments have taken."""
-        ...
-
-
-@runtime_checkable
-class WorkersWatcher(Protocol):
-    """A watcher that is also told about worker processes."""
-
-    def watch_workers(self, message: str) -> None:
-        """Show a sentence about them."""
-        ...
-
-
 class RecordOutput:
-    """Passes records on; a watcher that fails is reported once and then skipped."""
+    """Passes records on; a watcher that fails is reported once and then skipped.
+
+    A watcher may also have methods ``watch_step(step)``, called once for a step of all environments
+    instead of with a record of each; ``watch_trial(trial)``, for the :class:`TrialProgress` of
+    trials, which take much longer than steps; and ``watch_workers(message)``, for sentences about
+    worker processes.
+    """
 
     def __init__(self, writer: TelemetryWriter, watchers: Sequence[Sink] = ()) -> None:
         self.writer = writer
@@ -70,34 +48,30 @@ class RecordOutput:
         self.writer.write_many(records)
 
         def pass_on(watcher: Sink) -> None:
+            watch_step = getattr(watcher, "watch_step", None)
             for entry in records:
-                if (
-                    isinstance(watcher, StepWatcher)
-                    and isinstance(entry, RecordColumns)
-                    and entry.kind is StepRecord
-                ):
-                    watcher.watch_step(entry.columns["step"][0])
-                    continue
-                for record in each_record([entry]):
-                    watcher.write(record)
+                if not isinstance(entry, RecordColumns):
+                    watcher.write(entry)
+                elif entry.kind is StepRecord and watch_step is not None:
+                    watch_step(entry.columns["step"][0])
+                else:
+                    for record in entry.records():
+                        watcher.write(record)
 
         self._for_each(pass_on)
 
     def show_trial(self, trial: TrialProgress) -> None:
         """Pass the progress of a trial to the watchers that show it."""
-
-        def pass_on(watcher: Sink) -> None:
-            if isinstance(watcher, TrialWatcher):
-                watcher.watch_trial(trial)
-
-        self._for_each(pass_on)
+        self._show("watch_trial", trial)
 
     def show_workers(self, message: str) -> None:
         """Pass a sentence about worker processes to the watchers that show it."""
+        self._show("watch_workers", message)
 
+    def _show(self, method: str, value: object) -> None:
         def pass_on(watcher: Sink) -> None:
-            if isinstance(watcher, WorkersWatcher):
-                watcher.watch_workers(message)
+            if (call := getattr(watcher, method, None)) is not None:
+                call(value)
 
         self._for_each(pass_on)
 

@@ -1,4 +1,4 @@
-"""What `esper.train` and `esper.resume` show of a run in a terminal or a notebook."""
+"""The progress of a run: its lessons, its rounds, then the comparison at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esper.training.output import TrialProgress
 
 
 class RunProgress:
-    """Shows lessons if there are any, rounds with their return, then the comparison at the end."""
+    """Moves a bar by a run's steps and trials, from the start again in each phase."""
 
     def __init__(self, bar: ProgressBar, config: RunConfig) -> None:
         self._bar, self._config = bar, config
@@ -27,38 +27,36 @@ class RunProgress:
     def watch_step(self, step: int) -> None:
         """Take the run's step that all environments have taken."""
         self._step = step
-        self._show("training")
+        self._show_round("training")
 
     def watch_trial(self, trial: TrialProgress) -> None:
-        """Take the progress of a trial on held-out hosts."""
+        """Take the progress of lessons or of a trial on held-out hosts."""
+        arm = trial.arm.replace("-", " ")
+        hosts = f"{arm} on {trial.n_hosts} held-out hosts"
         if trial.purpose == "lessons":
-            self._enter("lessons")
             source = f", from {trial.n_hosts:,} hosts grown by every schedule"
-            self._bar.show("lessons before round 1", trial.share, source)
-            return
-        if trial.purpose != "final":
-            self._show("evaluating", f", {trial.share:.0%} of {trial.n_hosts} held-out hosts")
-            return
-        self._enter("comparison")
-        share = (trial.number - 1 + trial.share) / trial.n_trials
-        which = f", {trial.arm} on {trial.n_hosts} held-out hosts"
-        self._bar.show("comparing controllers", share, which)
-
-    def _enter(self, phase: str) -> None:
-        """Start the bar again at the beginning of a phase."""
-        if phase != self._phase:
-            self._bar.restart()
-            self._phase = phase
+            self._show("lessons", "lessons before round 1", trial.share, source)
+        elif trial.purpose == "final":
+            share = (trial.number - 1 + trial.share) / trial.n_trials
+            self._show("comparison", "comparing controllers", share, f", {hosts}")
+        else:
+            self._show_round("evaluating", f", {hosts}, {trial.share:.0%}")
 
     def close(self) -> None:
         """Do nothing; the context closes the bar."""
 
-    def _show(self, work: str, details: str = "") -> None:
+    def _show_round(self, work: str, details: str = "") -> None:
         rounds, n_steps = self._config.rounds, self._config.n_steps
-        self._enter("rounds")
         number = min(rounds, self._step // n_steps + 1)
         share = min(1.0, self._step / (rounds * n_steps))
-        self._bar.show(work, share, f", round {number} of {rounds}{self._details}{details}")
+        about = f", round {number} of {rounds}{details or self._details}"
+        self._show("rounds", work, share, about)
+
+    def _show(self, phase: str, work: str, share: float, details: str) -> None:
+        if phase != self._phase:
+            self._bar.restart()
+            self._phase = phase
+        self._bar.show(work, share, details)
 
 
 @contextmanager

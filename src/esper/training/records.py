@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from esper.config.memory import used_memory
 from esper.config.run import RunConfig
 from esper.config.toml import write_toml
 from esper.environment import EpisodeResults
@@ -25,7 +26,6 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.recording import BY_HEAD, STATISTICS
 from esper.simic.rollout.collector import CollectedStep
 from esper.simic.rollout.jobs import PoolStatus
-from esper.telemetry.memory import used_memory
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
 from esper.version import __version__
 
@@ -171,31 +171,6 @@ def host_parts(host: nn.Module) -> list[HostPart]:
     return parts
 
 
-@dataclass(frozen=True)
-class RoundTiming:
-    """The time that a round took."""
-
-    seconds: float
-    seconds_by_part: dict[str, float]
-    n_steps: int
-    """Steps that this process took; an interrupted process may have taken others before it."""
-    workers: PoolStatus | None = None
-    """How worker processes are; None if there are none."""
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of a round's record about time and memory."""
-        parts = {part: round(seconds, 6) for part, seconds in self.seconds_by_part.items()}
-        return {
-            "seconds": self.seconds,
-            "steps_per_second": self.n_steps / max(self.seconds, 1e-9),
-            "seconds_by_part": json.dumps(parts),
-            "rss_bytes": used_memory(),
-            "workers": None if self.workers is None else self.workers.alive,
-            "workers_restarted": None if self.workers is None else self.workers.restarted,
-            "seconds_waited": None if self.workers is None else self.workers.waited,
-        }
-
-
 def run_record(
     config: RunConfig, slot_config: SlotConfig, hosts: Mapping[int, nn.Module], name: str
 ) -> RunRecord:
@@ -248,29 +223,12 @@ def refused_record(round_number: int, n_updates: int, refusal: str) -> UpdateRec
     )
 
 
-def tally_columns(tally: RoundTally) -> dict[str, Any]:
-    """Return the columns of a round's record about its episodes."""
-    return {
-        "n_episodes": int(tally.n_episodes),
-        "ep_rew_mean": tally.mean("ep_rew"),
-        "ep_len_mean": tally.mean("ep_len"),
-        "score_mean": tally.mean_score,
-        "flops_mean": tally.mean("flops"),
-        "host_parameters_mean": tally.mean("host_parameters"),
-        "seed_parameters_mean": tally.mean("seed_parameters"),
-        **{f"op_{op.name.lower()}": n for op, n in tally.ops_per_episode().items()},
-        "n_illegal": int(tally.n_illegal),
-        "n_refused": int(tally.n_refused),
-        "n_restored": int(tally.n_restored),
-    }
-
-
 def evaluation_record(
     results: EpisodeResults,
     *,
     round_number: int,
     arm: str,
-    purpose: Literal["tuning", "final"],
+    purpose: Literal["tuning", "final"] = "tuning",
     is_best: bool = False,
     fixed_reward: float | None = None,
     seconds: float,
@@ -301,16 +259,49 @@ def round_record(
     *,
     round_number: int,
     env_steps: int,
-    static_score: float | None,
+    no_growth_score: float | None,
     rates: dict[str, float],
-    timing: RoundTiming,
+    seconds: float,
+    seconds_by_part: Mapping[str, float],
+    n_steps: int,
+    workers: PoolStatus | None,
 ) -> RoundRecord:
-    """Return the record of a completed round."""
+    """Return the record of a completed round.
+
+    Args:
+        tally: Its episodes.
+        round_number: The round.
+        env_steps: Environment steps of the run so far.
+        no_growth_score: Mean score with no growth, on the hosts of evaluations.
+        rates: The ``learning_rate`` and ``ent_coef`` of its update.
+        seconds: The time that this process worked on it.
+        seconds_by_part: The time that each part of the work took.
+        n_steps: Environment steps that this process took; an interrupted one may have taken others.
+        workers: How worker processes are; None if there are none.
+    """
+    ops: dict[str, Any] = {f"op_{op.name.lower()}": n for op, n in tally.ops_per_episode().items()}
+    parts = {part: round(spent, 6) for part, spent in seconds_by_part.items()}
     return RoundRecord(
         round=round_number,
         env_steps=env_steps,
-        static_score=static_score,
-        **tally_columns(tally),
+        n_episodes=int(tally.n_episodes),
+        ep_rew_mean=tally.mean("ep_rew"),
+        ep_len_mean=tally.mean("ep_len"),
+        score_mean=tally.mean_score,
+        no_growth_score=no_growth_score,
+        flops_mean=tally.mean("flops"),
+        host_parameters_mean=tally.mean("host_parameters"),
+        seed_parameters_mean=tally.mean("seed_parameters"),
+        **ops,
+        n_illegal=int(tally.n_illegal),
+        n_refused=int(tally.n_refused),
+        n_restored=int(tally.n_restored),
         **rates,
-        **timing.columns(),
+        seconds=seconds,
+        steps_per_second=n_steps / max(seconds, 1e-9),
+        seconds_by_part=json.dumps(parts),
+        rss_bytes=used_memory(),
+        workers=None if workers is None else workers.alive,
+        workers_restarted=None if workers is None else workers.restarted,
+        seconds_waited=None if workers is None else workers.waited,
     )

@@ -12,17 +12,18 @@ from esper.config.run import RunConfig
 from esper.errors import ConfigError, EsperError, RunError, TelemetryError
 from esper.formatting import curve_svg, html_lines, html_table, number
 from esper.invocation import program
+from esper.results.evidence import Evidence
+from esper.results.files import read_summary
+from esper.results.tables import to_html
 from esper.storage.run_folder import RunFolder, list_folders, shell_word
 from esper.telemetry import Metrics, RunTelemetry, open_run
 from esper.telemetry.records import RoundRecord, SessionRecord
-from esper.training.comparison import Comparison, read_summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from esper.reports.plots import Plot
-    from esper.reports.reporting import Format
+    from esper.dashboard.figures import Plot
 
 _LATEST = {
     "return": "rollout/ep_rew_mean",
@@ -61,7 +62,7 @@ class Run:
             summary = self.summary
         except EsperError as error:
             return table + html_lines([str(error)])
-        return table + curve + ("" if summary is None else summary.to_html(is_folded=True))
+        return table + curve + ("" if summary is None else to_html(summary, is_folded=True))
 
     def cells(self) -> list[str]:
         """Return the run as a row of a table: its state and its latest results."""
@@ -89,7 +90,11 @@ class Run:
         """Whether the run is running, done, or how its last process ended."""
         if self.folder.is_in_use:
             return "running"
-        session = self._last_session()
+        try:
+            with open_run(self.path) as telemetry:
+                session = telemetry.last(SessionRecord)
+        except TelemetryError:
+            session = None
         if session is None:
             return "empty"
         match session.outcome:
@@ -123,7 +128,7 @@ class Run:
             return 0
 
     @property
-    def summary(self) -> Comparison | None:
+    def summary(self) -> Evidence | None:
         """The comparison at the end of the run; None before that."""
         try:
             return read_summary(self.folder.summary_file)
@@ -139,9 +144,9 @@ class Run:
         """Open the run's telemetry, also while the run is running.
 
         Raises:
-            TelemetryError: If it is missing or damaged; that of a finished run is verified.
+            TelemetryError: If it is missing, damaged or of another version.
         """
-        return open_run(self.path, verify=True)
+        return open_run(self.path)
 
     def metrics(self) -> Metrics:
         """Return each metric by round; docs/reference/metrics.md lists their names."""
@@ -158,22 +163,21 @@ class Run:
             env: For a timeline, the environment; a typical episode if neither is given.
             episode: For a timeline, the episode of that environment.
         """
-        from esper.reports.plots import plot_run
+        from esper.dashboard.figures import plot_run
 
         return plot_run(self, what, env=env, episode=episode)
 
     def report(
         self,
         *,
-        format: Format = "html",  # noqa: A002 - the name that users know
         out: str | os.PathLike[str] | None = None,
         evaluation: str | os.PathLike[str] | None = None,
         png: str | os.PathLike[str] | None = None,
     ) -> Path:
         """Write a report on the run and return its file; see :func:`esper.report`."""
-        from esper.reports.reporting import report
+        from esper.dashboard.report import report
 
-        return report(self, format=format, out=out, evaluation=evaluation, png=png)
+        return report(self, out=out, evaluation=evaluation, png=png)
 
     def best_host(self, *, allow_code: bool = False) -> nn.Module:
         """Grow the best host of the final comparison again and return it as a plain module.
@@ -224,14 +228,6 @@ class Run:
         require_trusted_task(
             config.task, config.task_options, source=self.folder.config_file, allow_code=allow_code
         )
-
-    def _last_session(self) -> SessionRecord | None:
-        try:
-            with open_run(self.path) as telemetry:
-                sessions = telemetry.sessions()
-        except TelemetryError:
-            return None
-        return sessions[-1] if sessions else None
 
 
 class RunList(list[Run]):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Unpack
@@ -24,30 +25,23 @@ from esper.errors import (
     DamagedTelemetryError,
     EsperError,
     StorageError,
-    TelemetryError,
     TrainingError,
     WorkerError,
 )
 from esper.progress import ShowProgress
+from esper.results.arms import BASELINES, LEARNED, Arm
+from esper.results.evidence import BestHost, Evidence, make_evidence
+from esper.results.files import write_summary
 from esper.simic.rollout.jobs import Pool
-from esper.storage.checkpoint import CheckpointWarning, Loaded
-from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, Loaded
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
 from esper.tasks import Task
 from esper.telemetry import TelemetryWarning, TelemetryWriter
-from esper.telemetry.damage import has_changed, set_aside
+from esper.telemetry.damage import set_aside
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
 from esper.training.activity import ActivityFile
-from esper.training.comparison import (
-    LEARNED,
-    OTHERS,
-    ArmResults,
-    Comparison,
-    compare_arms,
-    write_summary,
-)
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.progress import shown_run
 from esper.training.records import evaluation_record
@@ -57,26 +51,41 @@ from esper.training.signals import signals_ask
 from esper.training.state import Progress, require_saved_config
 from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
-from esper.training.trials import MakeController, MakeFixed, MakeLearned, MakeNamed, Trials
+from esper.training.trials import (
+    TRIAL_SEED,
+    MakeController,
+    MakeFixed,
+    MakeLearned,
+    MakeNamed,
+    Trials,
+)
 from esper.training.workers import describe_pool, make_pool
 
 
-def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Comparison:
-    """Compare the best policy of a run with simple controllers; save and return the comparison."""
+def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Evidence:
+    """Compare the best policy of a run with baselines; save and return the results."""
     progress, config = trainer.parts.progress, trainer.config
     trials = Trials(config, trainer.task, trainer.stop, is_final=True, pool=trainer.pool)
     n_hosts = trials.n_hosts
     message = (
-        f"comparing the controller of round {progress.best_round} with {', '.join(OTHERS)} "
+        f"comparing the controller of round {progress.best_round} with {', '.join(BASELINES)} "
         f"on {n_hosts} held-out hosts"
     )
     output.write([NoticeRecord(round=progress.round, kind="comparison", message=message)])
-    results: dict[str, ArmResults] = {}
-    actions: NDArray[np.int64] | None = None
-    for arm in (LEARNED, *OTHERS):
-        start = perf_counter()
-        report = _progress_reporter(output, n_hosts, arm)
-        episodes, taken = trials.run(_controller_maker(trainer, arm), report)
+    arms: list[Arm] = []
+    best: BestHost | None = None
+    names = (LEARNED, *BASELINES)
+    for number, arm in enumerate(names, 1):
+        trial = TrialProgress(
+            arm=arm,
+            purpose="final",
+            n_hosts=n_hosts,
+            share=0.0,
+            number=number,
+            n_trials=len(names),
+        )
+        start, show = perf_counter(), partial(_show_share, output, trial)
+        episodes, taken = trials.run(_controller_maker(trainer, arm), show)
         record = evaluation_record(
             episodes,
             round_number=progress.round,
@@ -85,16 +94,32 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Compa
             seconds=perf_counter() - start,
         )
         output.write([record])
-        results[arm] = arm_results(episodes)
-        actions = taken if arm == LEARNED else actions
-    comparison = compare_arms(results, actions=actions)
-    sentences = (*comparison.sentences, _evaluations_sentence(progress))
-    comparison = replace(comparison, sentences=sentences)
+        arms.append(Arm.of_episodes(arm, episodes))
+        best = find_best(episodes, taken) if arm == LEARNED else best
+    evidence = make_evidence(
+        arms,
+        task=config.task,
+        task_options=config.task_options,
+        n_epochs=config.budget.n_epochs,
+        price=None if trainer.task.draws_price else config.budget.flop_price,
+        seed=TRIAL_SEED,
+        runs=("this one",),
+        created="",  # a resumed run has the same summary as one that was never interrupted
+        notes=(_evaluations_sentence(progress),),
+        best_host=best,
+    )
     try:
-        write_summary(folder.summary_file, comparison)
+        write_summary(folder.summary_file, evidence)
     except OSError as error:
         raise StorageError(f"{folder.summary_file} cannot be written: {error}") from error
-    return comparison
+    return evidence
+
+
+def find_best(results: EpisodeResults, actions: NDArray[np.int64]) -> BestHost:
+    """Return the episode with the highest return, given the actions ``[N, T, H]`` of all."""
+    number = int(results.returns.argmax())
+    taken = actions[number]
+    return BestHost(number=number, actions=taken[taken[:, 0] >= 0].tolist())
 
 
 def _evaluations_sentence(progress: Progress) -> str:
@@ -105,29 +130,8 @@ def _evaluations_sentence(progress: Progress) -> str:
     return f"Held-out trials first passed {schedule} after round {progress.passed_round}."
 
 
-def _progress_reporter(output: RecordOutput, n_hosts: int, arm: str) -> Callable[[float], None]:
-    """Return a function that shows the progress of a controller's trial."""
-    trial = TrialProgress(
-        arm=arm,
-        purpose="final",
-        n_hosts=n_hosts,
-        share=0.0,
-        number=1 + (LEARNED, *OTHERS).index(arm),
-        n_trials=1 + len(OTHERS),
-    )
-    return lambda share: output.show_trial(replace(trial, share=share))
-
-
-def arm_results(results: EpisodeResults) -> ArmResults:
-    """Return the part of an evaluation's results that a comparison needs."""
-    return ArmResults(
-        returns=results.returns,
-        scores=results.scores,
-        flops=results.flops,
-        n_epochs=results.n_epochs.astype(np.float64),
-        host_parameters=results.host_parameters.astype(np.float64),
-        seed_parameters=results.seed_parameters.astype(np.float64),
-    )
+def _show_share(output: RecordOutput, trial: TrialProgress, share: float) -> None:
+    output.show_trial(replace(trial, share=share))
 
 
 def _controller_maker(trainer: Trainer, arm: str) -> MakeController:
@@ -301,7 +305,11 @@ def _run(
         if loaded is not None and _telemetry_position(loaded) and not has_records and not problem:
             problem = "Records of earlier rounds are missing."
             warnings.warn(problem, TelemetryWarning, stacklevel=3)
-        sinks = [stack.enter_context(_open_sink(name, folder)) for name in config.telemetry.sinks]
+        text = folder.config_file.read_text("utf-8")
+        sinks = [
+            stack.enter_context(closing(make_sink(name, folder.path, text)))
+            for name in config.telemetry.sinks
+        ]
         activity = stack.enter_context(closing(ActivityFile(folder.activity_file)))
         output = RecordOutput(writer, [activity, *watchers, *sinks])
         with _session(writer, loaded, config, folder, problem):
@@ -336,20 +344,13 @@ def _open_telemetry(path: Path) -> tuple[TelemetryWriter, str]:
 
     A database that cannot be used is set aside, so that damage to records never stops a run.
     """
-    is_changed = has_changed(path)
     try:
-        writer, problem = TelemetryWriter(path), ""
-        if is_changed:
-            problem = f"Records before this session may be damaged: {path.name} had changed."
-    except TelemetryError as error:
-        if not is_changed and not isinstance(error, DamagedTelemetryError):
-            raise
+        return TelemetryWriter(path), ""
+    except DamagedTelemetryError:
         kept = set_aside(path)
-        writer = TelemetryWriter(path)
-        problem = f"Earlier records were damaged and are kept in {kept.name}."
-    if problem:
-        warnings.warn(problem, TelemetryWarning, stacklevel=4)
-    return writer, problem
+    problem = f"Earlier records were damaged and are kept in {kept.name}."
+    warnings.warn(problem, TelemetryWarning, stacklevel=4)
+    return TelemetryWriter(path), problem
 
 
 def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | None:
@@ -407,10 +408,6 @@ def _session(
             writer.end_session("failed", str(error) or type(error).__name__)
         raise
     writer.end_session("done")
-
-
-def _open_sink(name: str, folder: RunFolder) -> closing[Sink]:
-    return closing(make_sink(name, folder.path, folder.config_file.read_text("utf-8")))
 
 
 @contextmanager

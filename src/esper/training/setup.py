@@ -14,8 +14,7 @@ from esper.config.growth import Budget
 from esper.config.memory import require_memory
 from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
-from esper.environment.draws import FinalSplit, Purpose
-from esper.environment.vector_env import LEAST_HOST_BYTES
+from esper.environment.vector_env import MIN_HOST_BYTES
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.lifecycle.factored_actions import choice_names
 from esper.lifecycle.slot_config import SlotConfig
@@ -56,7 +55,7 @@ def require_room(config: RunConfig) -> None:
     """
     sizes = {"envs": config.envs, "evaluation.n_eval_episodes": config.evaluation.n_eval_episodes}
     for name, n_hosts in sizes.items():
-        require_memory(LEAST_HOST_BYTES * n_hosts, **{name: n_hosts})
+        require_memory(MIN_HOST_BYTES * n_hosts, **{name: n_hosts})
 
 
 def make_run_task(config: RunConfig) -> Task:
@@ -105,19 +104,19 @@ def _make_task(config: RunConfig) -> Task:
     return make_task(config.task, **config.task_options)
 
 
-def split_evenly(count: int, most: int) -> list[int]:
-    """Return sizes of about equal parts, none larger than ``most``."""
-    n_parts = math.ceil(count / most)
+def split_evenly(count: int, maximum: int) -> list[int]:
+    """Return sizes of about equal parts, none larger than ``maximum``."""
+    n_parts = math.ceil(count / maximum)
     ends = [round(count * part / n_parts) for part in range(n_parts + 1)]
     return [end - start for start, end in pairwise(ends)]
 
 
 def make_trial_envs(
-    config: RunConfig, task: Task, n_hosts: int, *, purpose: Purpose, final_split: FinalSplit
+    config: RunConfig, task: Task, n_hosts: int, *, is_final: bool
 ) -> GrowthVectorEnv:
-    """Return environments of one episode each, on held-out hosts.
+    """Return environments of one episode each, on held-out hosts for tuning or the final trials.
 
-    Where rewards are relative to a schedule, returns of trials are relative to hosts left alone,
+    Where rewards are relative to a schedule, returns of trials are relative to no growth,
     which costs less and means more.
     """
     rewards = config.rewards
@@ -127,8 +126,8 @@ def make_trial_envs(
         task,
         n_hosts,
         reward=rewards,
-        purpose=purpose,
-        final_split=final_split,
+        purpose="evaluation" if is_final else "tuning",
+        final_split="test" if is_final else "validation",
         autoreset=False,
     )
 

@@ -48,13 +48,13 @@ class GrowthNotes:
 
 def plan_shards(config: RunConfig, task: Task) -> list[ShardSpec]:
     """Return the shards of a run; each has hosts of one design, unless there is only one shard."""
-    most = config.envs_per_shard
-    if most is None or most >= config.envs:
+    maximum = config.envs_per_shard
+    if maximum is None or maximum >= config.envs:
         return [ShardSpec(config=config, number=0, first=0, n_envs=config.envs, design=None)]
     specs: list[ShardSpec] = []
     first = 0
     for design, count in enumerate(task.share_out(config.envs)):
-        for size in split_evenly(count, most):
+        for size in split_evenly(count, maximum):
             specs.append(
                 ShardSpec(config=config, number=len(specs), first=first, n_envs=size, design=design)
             )
@@ -134,11 +134,10 @@ class GrowthShard:
 
     def _step(self, position: dict[str, int]) -> list[RecordColumns]:
         """Take one step and return its records."""
-        before = self._recorder.before()
         step = self._collector.step(self._buffer)
         with self._stopwatch.measure("telemetry"):
             self._tally.add(step)
-            records = self._recorder.records(position, step, before, self._tally)
+            records = self._recorder.records(position, step, self._tally)
             self._tally.end_episodes(step.dones)
         return records
 

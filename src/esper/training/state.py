@@ -41,8 +41,8 @@ class Progress:
     refusals_in_a_row: int = 0
     """Number of rejected updates since the last successful one."""
 
-    static_score: float | None = None
-    """Mean score of hosts left alone, on the hosts of evaluations."""
+    no_growth_score: float | None = None
+    """Mean score with no growth, on the hosts of evaluations."""
 
     fixed_return: float | None = None
     """Mean return of the fixed schedule on the same hosts."""
@@ -63,15 +63,6 @@ class Progress:
 
     telemetry_position: int = 0
     """Number of telemetry records written."""
-
-    def to_facts(self) -> dict[str, Any]:
-        """Return the progress as plain values."""
-        return asdict(self)
-
-    def load_facts(self, facts: dict[str, Any]) -> None:
-        """Restore what :meth:`to_facts` returned."""
-        for one in fields(self):
-            setattr(self, one.name, facts[one.name])
 
 
 class RunParts:
@@ -123,26 +114,24 @@ class RunParts:
     def save(self) -> State:
         """Return a state from which :meth:`load` continues bit for bit."""
         shards = {f"shard-{number}": state for number, state in enumerate(self.rollout.save())}
+        # What a controller needs besides its weights and the settings of the run.
+        controller: dict[str, Any] = {
+            "observations": VERSION,
+            "blueprints": list(self.slot_config.blueprints),
+            "growth": None if self.growth is None else asdict(self.growth),
+            "returns": self.best_returns,
+        }
         return merge(
             {
                 "agent": from_nested(self.agent.state_dict()),
                 **shards,
                 "buffer": State(self.buffer.state_dict()),
                 "tally": State({} if self.tally is None else self.tally.state_dict()),
-                "best_policy": State(dict(self.best_policy), self._describe_controller()),
-                "progress": State({}, self.progress.to_facts()),
+                "best_policy": State(dict(self.best_policy), controller),
+                "progress": State({}, asdict(self.progress)),
                 "config": State({}, {"toml": write_toml(self.config)}),
             }
         )
-
-    def _describe_controller(self) -> dict[str, Any]:
-        """Return what a controller needs besides its weights and the settings of the run."""
-        return {
-            "observations": VERSION,
-            "blueprints": list(self.slot_config.blueprints),
-            "growth": None if self.growth is None else asdict(self.growth),
-            "returns": self.best_returns,
-        }
 
     def load(self, state: State) -> None:
         """Continue from what :meth:`save` returned.
@@ -160,8 +149,9 @@ class RunParts:
                 self.tally.load_state_dict(parts["tally"].tensors)
             best = parts["best_policy"]
             self.best_policy = dict(best.tensors)
-            self.best_returns = dict(best.facts.get("returns", {}))
-            self.progress.load_facts(parts["progress"].facts)
+            self.best_returns = dict(best.facts["returns"])
+            for one in fields(self.progress):
+                setattr(self.progress, one.name, parts["progress"].facts[one.name])
             shards = [state for name, state in parts.items() if name.startswith("shard-")]
             self.rollout.load(shards, self.position)
         except CheckpointError:
@@ -177,14 +167,10 @@ MAY_CHANGE = ("checkpoints", "telemetry")
 def require_saved_config(config: RunConfig, state: State) -> None:
     """Reject settings that differ from those that a run's state was saved with.
 
-    States of Esper 0.1 may lack them.
-
     Raises:
         CheckpointError: Naming the first setting that differs.
     """
-    parts = split(state)
-    if "config" in parts:
-        _require_same_config(config, parts["config"].facts["toml"])
+    _require_same_config(config, split(state)["config"].facts["toml"])
 
 
 def _require_same_config(config: RunConfig, saved: str) -> None:

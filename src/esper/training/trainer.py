@@ -13,6 +13,7 @@ import torch
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import NonFiniteError, RolloutError, TrainingError, WorkerError
+from esper.results.arms import NO_GROWTH
 from esper.simic.recording import update_record
 from esper.simic.rollout.jobs import InlinePool, Pool
 from esper.simic.rollout.shards import ShardedRollout
@@ -20,14 +21,12 @@ from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State, from_nested
-from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
 from esper.training.lessons import N_HOSTS, teach
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import (
-    RoundTiming,
     evaluation_record,
     refused_record,
     round_record,
@@ -157,12 +156,12 @@ class Trainer:
         return progress.step, progress.round, progress.phase
 
     def _begin(self) -> None:
-        """Record the run, and evaluate hosts left alone and the fixed schedule."""
+        """Record the run, and evaluate no growth and the fixed schedule."""
         self._describe_run()
         progress = self.parts.progress
-        wait = MakeNamed("wait")
-        alone = self._run_baseline("wait", lambda trials, show: trials.run(wait, show)[0])
-        progress.static_score = float(alone.scores.mean())
+        make = MakeNamed(NO_GROWTH)
+        plain = self._run_baseline(NO_GROWTH, lambda trials, show: trials.run(make, show)[0])
+        progress.no_growth_score = float(plain.scores.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
         if self.config.first_policy == "taught":
@@ -172,15 +171,13 @@ class Trainer:
 
     def _teach(self) -> None:
         """Let the policy learn from hosts that schedules have grown."""
-        policy = self.parts.agent.policy
-        assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
 
         def show(share: float) -> None:
             self._output.show_trial(
                 TrialProgress(arm="lessons", purpose="lessons", n_hosts=N_HOSTS, share=share)
             )
 
-        teach(self.config, self.task, policy, show, self.stop.check)
+        teach(self.config, self.task, self.parts.policy, show, self.stop.check)
         self._send_weights()
 
     def _describe_run(self) -> None:
@@ -194,9 +191,7 @@ class Trainer:
     def _run_baseline(self, arm: str, run: Trial) -> EpisodeResults:
         """Run and record a trial before the first round."""
         results, seconds = self._run_trial(arm, run)
-        self._write(
-            evaluation_record(results, round_number=0, arm=arm, purpose="tuning", seconds=seconds)
-        )
+        self._write(evaluation_record(results, round_number=0, arm=arm, seconds=seconds))
         return results
 
     def _run_fixed(self, trials: Trials, show: OnShare) -> EpisodeResults:
@@ -223,14 +218,12 @@ class Trainer:
             parts.tally,
             round_number=progress.round,
             env_steps=progress.step * self.config.envs,
-            static_score=progress.static_score,
+            no_growth_score=progress.no_growth_score,
             rates=rates,
-            timing=RoundTiming(
-                perf_counter() - start,
-                dict(self.stopwatch.seconds),
-                (progress.step - first) * self.config.envs,
-                None if self.pool.is_local else self.pool.status(),
-            ),
+            seconds=perf_counter() - start,
+            seconds_by_part=self.stopwatch.seconds,
+            n_steps=(progress.step - first) * self.config.envs,
+            workers=None if self.pool.is_local else self.pool.status(),
         )
         self._write(update, record)
         parts.tally = None
@@ -328,7 +321,6 @@ class Trainer:
                 results,
                 round_number=progress.round,
                 arm="learned",
-                purpose="tuning",
                 is_best=is_best,
                 fixed_reward=progress.fixed_return,
                 seconds=seconds,
@@ -377,16 +369,13 @@ class Trainer:
 
     def _run_trial(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
         """Return the results of a trial on the hosts of evaluations, and the seconds it took."""
-        start = perf_counter()
-        trials = self._trials
+        start, n_hosts = perf_counter(), self._trials.n_hosts
 
         def show(share: float) -> None:
-            self._output.show_trial(
-                TrialProgress(arm=arm, purpose="tuning", n_hosts=trials.n_hosts, share=share)
-            )
+            trial = TrialProgress(arm=arm, purpose="tuning", n_hosts=n_hosts, share=share)
+            self._output.show_trial(trial)
 
-        results = run(trials, show)
-        return results, perf_counter() - start
+        return run(self._trials, show), perf_counter() - start
 
     def _write(self, *records: Record) -> None:
         with self.stopwatch.measure("telemetry"):

@@ -1,36 +1,41 @@
-"""Trials of controllers on a fixed set of held-out hosts."""
+"""Trials of controllers on a fixed set of held-out hosts, and the fixed schedule among them.
+
+Shapes: N = hosts, T = epochs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.arrays import Floats
+from esper.arrays import Floats, Integers
+from esper.config.controllers import PREFERRED_BLUEPRINTS
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
-from esper.environment.draws import FinalSplit, Purpose
-from esper.environment.episodes import GrowthEpisodes
-from esper.lifecycle.factored_actions import HEAD_NAMES
+from esper.environment.episodes import GrowthEpisodes, StepResult
+from esper.environment.runner import OnStep, ignore_step, steer_hosts
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.rollout.jobs import (
     InlinePool,
     Job,
-    Parcel,
-    Parcels,
+    Payload,
+    Payloads,
     Pool,
-    Workplace,
+    WorkerContext,
     total_share,
 )
 from esper.storage.state import State, from_bytes, to_bytes
-from esper.tamiyo import Controller, LearnedController, make_controller
+from esper.tamiyo import Controller, FixedSchedule, LearnedController, Planting, make_controller
+from esper.tamiyo.controllers.controller import rank_blueprints
 from esper.tasks import Task
-from esper.training.fixed_schedule import best_stop, make_fixed, returns_by_stop
 from esper.training.setup import make_policy, make_task_of_worker, make_trial_envs, split_evenly
-from esper.training.stopping import StoppableController, StopRequest
+from esper.training.stopping import StopRequest
 
 TRIAL_SEED = 0
 """Determines the hosts of evaluations: the same for all runs, so that runs can be compared."""
@@ -42,12 +47,9 @@ MIN_HOSTS = 2
 """Hosts that each design has in a trial, however small its share."""
 
 
-class MakeController(Protocol):
-    """Makes the controller of a trial. Other processes need one that can be pickled."""
-
-    def __call__(self, envs: GrowthVectorEnv, design: int, /) -> Controller:
-        """Return a controller for environments of the task's design of this number."""
-        ...
+MakeController = Callable[[GrowthVectorEnv, int], Controller]
+"""Makes the controller of a trial, for environments of the task's design of a number. Other
+processes need one that can be pickled."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class MakeNamed:
 
     name: str
 
-    def __call__(self, hosts: GrowthVectorEnv | GrowthEpisodes, _: int, /) -> Controller:
+    def __call__(self, hosts: GrowthVectorEnv | GrowthEpisodes, _: object) -> Controller:
         """Return the controller."""
         return make_controller(self.name, hosts.layout)
 
@@ -87,11 +89,10 @@ class MakeLearned:
         return LearnedController(policy, deterministic=self._config.evaluation.deterministic)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class TrialPart:
     """Hosts of one design in a trial; each design is steered separately."""
 
-    task: Task
     design: int
     """Number of the task's design that the hosts have."""
     first: int
@@ -101,29 +102,20 @@ class TrialPart:
 
 def trial_parts(task: Task, n_hosts: int) -> list[TrialPart]:
     """Return the hosts of a trial by design: the task's own first, then each variant's."""
-    counts = task.share_out(n_hosts, least=MIN_HOSTS)
+    counts = task.share_out(n_hosts, minimum=MIN_HOSTS)
     firsts = accumulate(counts, initial=0)
     return [
-        TrialPart(task=design, design=number, first=first, n_hosts=count)
-        for number, (design, first, count) in enumerate(
-            zip(task.designs, firsts, counts, strict=False)
-        )
+        TrialPart(design=design, first=first, n_hosts=count)
+        for design, (first, count) in enumerate(zip(firsts, counts, strict=False))
     ]
 
 
-def in_groups(part: TrialPart, most: int) -> list[TrialPart]:
-    """Split a part into groups of about equal size, none larger than ``most`` hosts."""
-    sizes = split_evenly(part.n_hosts, most)
+def in_groups(part: TrialPart, maximum: int) -> list[TrialPart]:
+    """Split a part into groups of about equal size, none larger than ``maximum`` hosts."""
+    sizes = split_evenly(part.n_hosts, maximum)
     firsts = accumulate(sizes, initial=part.first)
-    return [
-        TrialPart(task=part.task, design=part.design, first=first, n_hosts=size)
-        for first, size in zip(firsts, sizes, strict=False)
-    ]
-
-
-def count_hosts(parts: list[TrialPart]) -> int:
-    """Return the number of hosts in a whole trial."""
-    return sum(part.n_hosts for part in parts)
+    pairs = zip(firsts, sizes, strict=False)
+    return [replace(part, first=first, n_hosts=size) for first, size in pairs]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,62 +124,42 @@ class _Request:
 
     config: RunConfig
     task: Task | None
-    """The task of the hosts; None if the worker has to make it."""
-    design: int
-    first: int
-    n_hosts: int
-    purpose: Purpose
-    final_split: FinalSplit
+    """The task of the run; None if the worker has to make it."""
+    group: TrialPart
+    is_final: bool
     make: MakeController | None
     """Makes the controller; None for the fixed schedule, read before each step."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Outcome:
-    """What came of a group of hosts."""
-
-    results: EpisodeResults | None
-    actions: NDArray[np.int64] | None
-    """``[N, T, 8]``."""
-    returns_by_stop: Floats | None
-    """``[T + 1, N]``, if the fixed schedule was read."""
-
-
 def _run_group(
-    place: Workplace, request: _Request, parcels: Parcels
-) -> tuple[_Outcome, dict[str, Parcel]]:
-    """Train a group of hosts."""
-    envs, seed = _find_envs(place, request), TRIAL_SEED + request.first
+    context: WorkerContext, request: _Request, payloads: Payloads
+) -> tuple[Any, dict[str, Payload]]:
+    """Train a group of hosts; return results and actions, or the returns of the schedule."""
+    envs, seed = _find_envs(context, request), TRIAL_SEED + request.group.first
     n_epochs = request.config.budget.n_epochs
-    wrapped: list[StoppableController] = []
+    actions: list[Integers] = []
 
-    def wrap(controller: Controller) -> StoppableController:
-        wrapped.append(
-            StoppableController(controller, place.check, lambda step: place.report(step / n_epochs))
-        )
-        return wrapped[-1]
+    def note(taken: Integers, _: StepResult) -> None:
+        context.check()
+        context.report(len(actions) / n_epochs)
+        actions.append(taken)
 
+    context.check()
     if request.make is None:
-        return _Outcome(None, None, returns_by_stop(envs, seed=seed, wrap=wrap)), {}
-    results = run_episodes(envs, wrap(request.make(envs, request.design)), seed=seed)
-    return _Outcome(results, np.stack(wrapped[0].actions, axis=1), None), {}
+        return returns_by_stop(envs, seed=seed, on_step=note), {}
+    controller = request.make(envs, request.group.design)
+    results = run_episodes(envs, controller, seed=seed, on_step=note)
+    return (results, np.stack(actions, axis=1)), {}
 
 
-def _find_envs(place: Workplace, request: _Request) -> GrowthVectorEnv:
+def _find_envs(context: WorkerContext, request: _Request) -> GrowthVectorEnv:
     """Return the environments of a group; those of earlier trials are used again."""
-    key = f"trial of {request.n_hosts} hosts of design {request.design} for {request.purpose}"
-    if key not in place.held:
-        task = request.task
-        if task is None:
-            task = make_task_of_worker(request.config).designs[request.design]
-        place.held[key] = make_trial_envs(
-            request.config,
-            task,
-            request.n_hosts,
-            purpose=request.purpose,
-            final_split=request.final_split,
-        )
-    return place.held[key]
+    config, n_hosts, design = request.config, request.group.n_hosts, request.group.design
+    key = f"trial of {n_hosts} hosts of design {design}, {request.is_final=}"
+    if key not in context.held:
+        task = (request.task or make_task_of_worker(config)).designs[design]
+        context.held[key] = make_trial_envs(config, task, n_hosts, is_final=request.is_final)
+    return context.held[key]
 
 
 class Trials:
@@ -211,20 +183,19 @@ class Trials:
             is_final: Whether the hosts are those for evaluation, scored on the test split.
             pool: Computes the trials; this process by default.
         """
-        self._config, self._stop, self._is_final = config, stop, is_final
+        self._config, self._task, self._stop, self._is_final = config, task, stop, is_final
         self._pool: Pool = InlinePool() if pool is None else pool
         sizes = config.evaluation
         n_hosts = sizes.n_final_episodes if is_final else sizes.n_eval_episodes
-        most = config.envs_per_shard or (config.envs if is_final else n_hosts)
-        self._n_designs = len(task.designs)
+        maximum = config.envs_per_shard or (config.envs if is_final else n_hosts)
         self._groups = [
-            group for part in trial_parts(task, n_hosts) for group in in_groups(part, most)
+            group for part in trial_parts(task, n_hosts) for group in in_groups(part, maximum)
         ]
 
     @property
     def n_hosts(self) -> int:
         """The number of hosts."""
-        return count_hosts(self._groups)
+        return sum(group.n_hosts for group in self._groups)
 
     def run(
         self, make: MakeController, on_share: OnShare = lambda _: None
@@ -238,38 +209,32 @@ class Trials:
         Returns:
             The results, and the actions ``[N, T, 8]``, -1 after the end of an episode.
         """
-        outcomes = self._run(make, on_share)
-        results = join_results([one.results for one in outcomes if one.results is not None])
+        outcomes: list[tuple[EpisodeResults, Integers]] = self._run(make, on_share)
+        results = join_results([results for results, _ in outcomes])
         actions = np.full(
             (self.n_hosts, self._config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64
         )
-        for group, outcome in zip(self._groups, outcomes, strict=True):
-            assert outcome.actions is not None, "the controller has acted"
-            taken = outcome.actions
+        for group, (_, taken) in zip(self._groups, outcomes, strict=True):
             actions[group.first : group.first + group.n_hosts, : taken.shape[1]] = taken
         actions[np.arange(actions.shape[1])[None] >= results.op_counts.sum(1)[:, None]] = -1
         return results, actions
 
     def find_stops(self, on_share: OnShare = lambda _: None) -> list[int]:
         """Return the best epochs at which to stop the fixed schedule, one for each design."""
-        found: list[list[Floats]] = [[] for _ in range(self._n_designs)]
-        for group, outcome in zip(self._groups, self._run(None, on_share), strict=True):
-            assert outcome.returns_by_stop is not None, "the schedule was read"
-            found[group.design].append(outcome.returns_by_stop)
+        found: list[list[Floats]] = [[] for _ in self._task.designs]
+        for group, returns in zip(self._groups, self._run(None, on_share), strict=True):
+            found[group.design].append(returns)
         return [best_stop(np.concatenate(returns, axis=1)) for returns in found]
 
-    def _run(self, make: MakeController | None, on_share: OnShare) -> list[_Outcome]:
+    def _run(self, make: MakeController | None, on_share: OnShare) -> list[Any]:
         jobs = [
             Job(
                 function=_run_group,
                 request=_Request(
                     config=self._config,
-                    task=group.task if self._pool.is_local else None,
-                    design=group.design,
-                    first=group.first,
-                    n_hosts=group.n_hosts,
-                    purpose="evaluation" if self._is_final else "tuning",
-                    final_split="test" if self._is_final else "validation",
+                    task=self._task if self._pool.is_local else None,
+                    group=group,
+                    is_final=self._is_final,
                     make=make,
                 ),
                 name=f"a trial of {group.n_hosts} hosts",
@@ -287,3 +252,59 @@ def join_results(parts: Sequence[EpisodeResults]) -> EpisodeResults:
     return EpisodeResults(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     )
+
+
+FIRST_CHOICE = "widen_medium"
+"""The blueprint that grows wherever it fits."""
+
+
+def plan_growth(slot_config: SlotConfig) -> tuple[Planting, ...]:
+    """Return what the schedule grows in each slot: the first choice, or else what is preferred."""
+    plantings: list[Planting] = []
+    for slot in slot_config.slot_ids:
+        ranked = rank_blueprints(slot_config, slot, (FIRST_CHOICE, *PREFERRED_BLUEPRINTS))
+        ranked = [name for name in ranked if name != "noop"]
+        if slot_config.is_enabled(slot) and ranked:
+            plantings.append(Planting(slot=slot, blueprint=ranked[0]))
+    return tuple(plantings)
+
+
+def make_fixed(envs: GrowthVectorEnv, stop: int) -> FixedSchedule:
+    """Return the schedule that stops after so many epochs, if finishing is allowed."""
+    return FixedSchedule(envs.layout, plan_growth(envs.slot_config), finish_after=stop)
+
+
+def returns_by_stop(envs: GrowthVectorEnv, *, seed: int, on_step: OnStep = ignore_step) -> Floats:
+    """Return the return ``[T + 1, N]`` of stopping the schedule after 0, 1, 2, ... epochs.
+
+    The hosts are trained once. After each step, the return of stopping there is computed, which is
+    free and changes nothing. A host that may not stop has the return of its last epoch;
+    if none may, stopping early is minus infinity.
+
+    Args:
+        envs: The environments to train in.
+        seed: Determines the hosts.
+        on_step: Called after each step with the actions and their result.
+    """
+    growth, n_epochs = envs.growth, envs.task.budget.n_epochs
+    envs.reset(seed=seed)
+    may_finish = growth.masks()["op"][:, Op.FINISH].numpy().copy()
+    found = [growth.returns_if_stopped()]
+
+    def note(actions: Integers, result: StepResult) -> None:
+        found.append(growth.returns_if_stopped())
+        on_step(actions, result)
+
+    steer_hosts(growth, make_fixed(envs, n_epochs), seed=seed, on_step=note)
+    n_left = n_epochs + 1 - len(found)  # all budgets were shorter
+    returns = np.stack([*found, *found[-1:] * n_left])
+    if may_finish.any():  # those that may not finish train on when the others stop
+        return np.where(may_finish, returns, returns[-1])
+    returns[:-1] = -np.inf
+    return returns
+
+
+def best_stop(returns: Floats) -> int:
+    """Return the epoch at which stopping gives the best mean return, given ``[T + 1, N]``."""
+    # Rounded, so that ties go to the earliest epoch and not to the last digit.
+    return int(returns.mean(1).round(9).argmax())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from esper.config.checks import require_int
+from esper.config.checks import NonNegativeInt, check
 from esper.config.run import RunConfig
 from esper.errors import ConfigError
 from esper.formatting import many
@@ -13,7 +13,7 @@ from esper.simic.rollout.jobs import InlinePool, Pool
 from esper.tasks import Task
 from esper.training.shards import plan_shards
 
-LEAST_ENV_STEPS = 20_000
+MIN_ENV_STEPS = 20_000
 """Fewer environment steps are done before more processes than one would pay."""
 WARM_UP = "esper.training.trials"
 """Imports everything that a worker of a run needs."""
@@ -54,8 +54,7 @@ def choose_pool(
         ConfigError: If there are more workers than parts.
         WorkerError: If the cluster cannot be used.
     """
-    if workers is not None:
-        require_int("workers", workers, least=0)
+    check("workers", workers, NonNegativeInt | None)
     if workers is not None and workers > work.n_parts:
         raise ConfigError(
             f"workers is {workers}, but {work.parts}; use at most "
@@ -82,7 +81,7 @@ def choose_pool(
 def _gainful_workers(work: Workload) -> int:
     """Return the number of workers that makes some work fastest."""
     n_workers = min(count_cores() // work.threads, work.n_parts)
-    return n_workers if n_workers > 1 and work.env_steps >= LEAST_ENV_STEPS else 0
+    return n_workers if n_workers > 1 and work.env_steps >= MIN_ENV_STEPS else 0
 
 
 def make_pool(
@@ -122,5 +121,5 @@ def describe_pool(pool: Pool, config: RunConfig, task: Task) -> str | None:
 
 def _describe_shards(config: RunConfig, task: Task) -> tuple[int, str]:
     """Return the number of shards, and a phrase with it and their size."""
-    n_shards, most = len(plan_shards(config, task)), config.envs_per_shard or config.envs
-    return n_shards, f"{many(n_shards, 'shard')} of at most {many(most, 'host')}"
+    n_shards, maximum = len(plan_shards(config, task)), config.envs_per_shard or config.envs
+    return n_shards, f"{many(n_shards, 'shard')} of at most {many(maximum, 'host')}"

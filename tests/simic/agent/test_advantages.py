@@ -290,18 +290,13 @@ def valid_arguments() -> dict[str, object]:
 @pytest.mark.parametrize(
     ("name", "value", "error", "message"),
     [
-        (
-            "values",
-            torch.zeros(2, 4),
-            ShapeError,
-            r"values has shape \(2, 4\); rewards has \(2, 3\)",
-        ),
+        ("values", torch.zeros(2, 4), ShapeError, r"values has shape \(2, 4\).*\[2, 3\]"),
         ("rewards", torch.zeros(3), ShapeError, r"rewards has shape \(3,\)"),
-        ("rewards", torch.zeros(0, 3), ShapeError, "at least one of each"),
+        ("rewards", torch.zeros(0, 3), ShapeError, r"rewards has shape \(0, 3\)"),
         ("rewards", torch.zeros(2, 3).half(), DtypeError, r"rewards has dtype torch\.float16"),
         ("next_values", torch.zeros(2, 3).double(), DtypeError, "next_values has dtype"),
         ("truncated", torch.zeros(2, 3), DtypeError, r"truncated has dtype torch\.float32"),
-        ("gamma", 1.1, ConfigError, r"gamma is 1\.1; it must be a number in \[0, 1\]"),
+        ("gamma", 1.1, ConfigError, r"gamma is 1\.1"),
         ("gamma", float("nan"), ConfigError, "gamma is nan"),
         ("gae_lambda", -0.1, ConfigError, r"gae_lambda is -0\.1"),
         (

@@ -24,7 +24,7 @@ from esper.simic.policy.networks import EncoderTowers
 from esper.simic.policy.observations import ObservationSpec
 
 N_ENVS, N_STEPS = 4, 12
-OBSERVATIONS = ObservationSpec.flat(5)
+OBSERVATIONS = ObservationSpec.of(5)
 FACTORED = ActionSpec(
     names=("door", "force", "op"),
     sizes=(4, 2, 3),

@@ -42,7 +42,7 @@ def test_a_specification_exists_exactly_if_its_op_always_matters(
         ops = torch.arange(len(table))
         assert build(table, op).relevant_heads(ops).sum(dim=-1).min() >= 1
     else:
-        with pytest.raises(ActionSpecError, match="the op matters at every step"):
+        with pytest.raises(ActionSpecError, match=r"op \d .*'\w+'"):
             build(table, op)
 
 
@@ -156,11 +156,11 @@ def test_masks_that_do_not_fit_are_refused_by_name() -> None:
 
 
 def test_ops_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueRangeError, match=r"0 to 2; the ops are 0 to 1"):
+    with pytest.raises(ValueRangeError, match="0 to 2"):
         SPEC.relevant_heads(torch.tensor([0, 2]))
     with pytest.raises(DtypeError, match=r"torch\.float32"):
         SPEC.relevant_heads(torch.tensor([0.0]))
-    with pytest.raises(ShapeError, match="the 2 ops"):
+    with pytest.raises(ShapeError, match=r"op_masks has shape \(4, 3\)"):
         SPEC.available_heads(torch.ones(4, 3, dtype=torch.bool))
     with pytest.raises(DtypeError, match=r"torch\.int64"):
         SPEC.available_heads(torch.ones(4, 2, dtype=torch.int64))

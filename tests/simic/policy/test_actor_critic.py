@@ -16,7 +16,7 @@ from esper.simic.policy.networks import EncoderTowers
 from esper.simic.policy.observations import ObservationSpec
 
 SPEC = ActionSpec.independent([2, 3], dims=[2])
-OBSERVATIONS = ObservationSpec.flat(4)
+OBSERVATIONS = ObservationSpec.of(4)
 
 
 class GruNetwork(nn.Module):

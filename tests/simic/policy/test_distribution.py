@@ -232,16 +232,16 @@ def test_conditions_that_cannot_be_applied_are_named() -> None:
     good = Condition(1, 0, torch.ones(3, 5, dtype=torch.bool))
     after = Condition(3, 1, torch.ones(4, 5, 4, dtype=torch.bool))
     read(good, after)
-    with pytest.raises(ActionSpecError, match="'head_1' after it was drawn"):
+    with pytest.raises(ActionSpecError, match="'head_1'"):
         read(after, good)
     # Where the op decides which heads matter, it is drawn first and cannot be restricted.
     backwards = Condition(0, 1, torch.ones(5, 3, dtype=torch.bool))
     read(backwards)
-    with pytest.raises(ActionSpecError, match="the op cannot be restricted"):
+    with pytest.raises(ActionSpecError, match="'head_0'"):
         read(backwards, spec=replace(SPEC, relevance=((True, False, True, True),) * 3))
-    with pytest.raises(ShapeError, match=r"'head_1' on 'head_0' has shape \(5, 3\); \[3, 5\]"):
+    with pytest.raises(ShapeError, match=r"'head_1' on 'head_0' has shape \(5, 3\)"):
         read(Condition(1, 0, torch.ones(5, 3, dtype=torch.bool)))
-    with pytest.raises(DtypeError, match=r"'head_1' is torch\.float32"):
+    with pytest.raises(DtypeError, match=r"'head_1' .*torch\.float32"):
         read(Condition(1, 0, torch.ones(3, 5)))
 
 

@@ -56,4 +56,4 @@ def test_a_policy_acts_the_same_on_scaled_observations_once_it_knows_the_scale()
         atol=1e-4,
         rtol=1e-4,
     )
-    assert "normalize.mean" in plain.state_dict()
+    assert any(name.endswith(".mean") for name in plain.state_dict())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.simic.agent.minibatches import PreparedRollout
-from esper.simic.policy.sequences import lay_out_packed, split_into_episodes
+from esper.simic.policy.sequences import lay_out, split_into_sequences
 from tests.simic.helpers import fill, make_agent
 
 
@@ -31,8 +31,8 @@ def test_every_stored_step_stands_in_one_cell_below_its_predecessor_or_a_reset(
     rollout: tuple[np.ndarray, np.ndarray], sequence_length: int | None
 ) -> None:
     lengths, starts = rollout
-    sequences, is_fresh = split_into_episodes(lengths, starts, sequence_length)
-    grid = lay_out_packed(sequences, is_fresh, starts.shape[1])
+    sequences = split_into_sequences(lengths, sequence_length, starts)
+    grid = lay_out(sequences, starts)
     n_envs, (n_rows, n_columns) = starts.shape[1], grid.shape
     stored = {t * n_envs + e for e, n in enumerate(lengths) for t in range(n)}
     cells = range(n_rows * n_columns) if grid.cells is None else grid.cells.tolist()

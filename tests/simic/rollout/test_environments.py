@@ -253,7 +253,6 @@ def test_a_vector_environment_may_have_the_method_itself() -> None:
     environments = VectorEnvironments(Vector([Countdown] * 2), SPEC)
     _, masks = environments.reset(0)
     assert masks.legal.tolist() == [[[False, True]], [[True, False]]]
-    assert environments.read_masks().legal.tolist() == masks.legal.tolist()
 
 
 class Forgetful(Masked):

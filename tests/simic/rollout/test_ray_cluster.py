@@ -21,7 +21,7 @@ from tests.simic.rollout.fake_ray import (
     ObjectStoreFullError,
     RayTaskError,
 )
-from tests.simic.rollout.test_crew import double, fail, jobs_of
+from tests.simic.rollout.test_worker_pool import double, fail, jobs_of
 
 from esper.errors import ConfigError, WorkerError
 from esper.simic.rollout import ray_cluster
@@ -61,7 +61,7 @@ def test_jobs_are_computed_by_actors(ray: FakeRay) -> None:
     found = pool.run(jobs_of(5))
     assert [result.value[0] for result in found] == [0, 2, 4, 6, 8]
     for number, result in enumerate(found):
-        assert result.parcels["state"].state.tensors["x"].tolist() == [number + 1] * 3
+        assert result.payloads["state"].state.tensors["x"].tolist() == [number + 1] * 3
     assert ray.options["num_cpus"] >= 3
     assert pool.status().alive == 2
     assert ray.n_actors == 2
@@ -96,7 +96,7 @@ def test_a_job_that_ends_three_actors_is_given_up(ray: FakeRay, answer: Any) -> 
     pool = RayPool("local", 1)
     ray.answers["compute"] = [answer] * 3
     with pytest.raises(WorkerError, match=r"shard 7.* 3 .*(ActorDiedError|ObjectLostError)"):
-        pool.run([Job(function=double, request=1, name="shard 7", parcels=jobs_of(1)[0].parcels)])
+        pool.run([Job(function=double, request=1, name="shard 7", payloads=jobs_of(1)[0].payloads)])
 
 
 def test_a_parcel_that_cannot_be_fetched_is_the_end_of_a_worker(

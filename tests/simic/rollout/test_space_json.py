@@ -53,12 +53,6 @@ def test_spaces_differ_if_their_parts_are_in_another_order() -> None:
     assert not is_same_space(spaces.Dict(a=BIT), spaces.Dict(a=spaces.Discrete(3)))
 
 
-def test_a_dict_space_that_was_saved_as_an_object_is_read() -> None:
-    bit = {"type": "Discrete", "n": 2, "start": 0}
-    restored = decode_space({"type": "Dict", "spaces": {"b": bit, "a": bit}})
-    assert names_of(restored) == names_of(spaces.Dict(b=BIT, a=BIT))
-
-
 def test_other_spaces_are_named() -> None:
     with pytest.raises(UnsupportedEnvironmentError, match="Text"):
         encode_space(spaces.Text(3))

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.reports.run_report.samples import make_run
+from tests.dashboard.report_samples import make_run
 from tests.slow.browser.conftest import Visit
 from tests.slow.browser.processes import Dashboard, dashboard
 from tests.slow.browser.visitor import Visitor

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from tests.reports.run_report.samples import add_summary, make_run
+from tests.dashboard.report_samples import add_summary, make_run
 from tests.slow.browser.conftest import Visit
 from tests.slow.browser.visitor import SIZES, Visitor
 
-from esper.reports.reporting import report
+from esper.dashboard.report import report
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +38,7 @@ def one(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_report(visitor: Visitor, path: Path) -> None:
     visitor.open(path.as_uri())
-    visitor.page.locator('[data-report="episode"] [data-test="timeline"] svg').first.wait_for()
+    visitor.find("timeline").locator("svg").first.wait_for()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -49,12 +48,13 @@ def test_a_report_draws_in_any_size_and_colour_scheme(
 ) -> None:
     visitor = visit(size, scheme="file", color_scheme=theme)
     open_report(visitor, one)
-    assert "Report on <script>alert(1)<" in visitor.page.inner_text("h1")
+    assert "<script>alert(1)<" in visitor.page.locator("h1").first.inner_text()
     for name in CHARTS:
         assert visitor.find(f"chart-{name}").locator("canvas").count() >= 1
     for name in ("timeline", "decision", "network"):
-        place = visitor.page.locator(f'[data-report="episode"] [data-test="{name}"]')
-        assert place.count() == 2
+        assert visitor.find(name).count() == 2
+    for name in ("verdict", "learned-verdict", "conclusion", "preset"):
+        assert visitor.find(name).count() == 1
     visitor.require_fit()
 
 
@@ -79,34 +79,52 @@ def test_a_chart_is_drawn_and_shows_values_at_the_cursor(visit: Visit, one: Path
 def test_the_steps_of_an_episode_open_by_keyboard(visit: Visit, one: Path) -> None:
     visitor = visit(scheme="file")
     open_report(visitor, one)
-    episode = visitor.page.locator('[data-report="episode"]').first
-    words = episode.locator(".player-words")
-    episode.locator('input[type="range"]').focus()
+    episode = visitor.page.locator('.report-screen[id$="/growth"]')
+    words = episode.locator(".player-words").first
+    episode.locator('input[type="range"]').first.focus()
     visitor.page.keyboard.press("Home")
     words.get_by_text("step 1 of").wait_for()
-    first = episode.locator('[data-test="decision"]').inner_text()
+    decision = visitor.find("decision").first
+    first = decision.inner_text()
     visitor.page.keyboard.press("ArrowRight")
     words.get_by_text("step 2 of").wait_for()
-    assert episode.locator('[data-test="decision"]').inner_text() != first
+    assert decision.inner_text() != first
 
 
-def test_several_runs_are_overlaid_and_have_their_own_episodes(
+def test_several_runs_are_compared_and_have_their_own_screens(
     visit: Visit, runs: list[Path], tmp_path: Path
 ) -> None:
     visitor = visit(scheme="file")
     open_report(visitor, report(runs, out=tmp_path / "report.html"))
-    places = visitor.page.locator("[data-report]")
-    # Charts of all runs, five places in the part of each run, and the verdict of one.
-    assert places.count() == 1 + 5 * 2 + 1
-    for number in range(places.count()):
-        assert places.nth(number).locator("canvas, svg, .interval-plot").count() >= 1
+    screens = visitor.page.locator(".report-screen")
+    ids = screens.evaluate_all("(all) => all.map(({ id }) => id)")
+    own = ["", "/growth", "/learned", "/health", "/settings"]
+    assert ids == ["/compare", *(f"/run/{run}{name}" for run in (0, 1) for name in own)]
+    for number in range(screens.count()):
+        assert screens.nth(number).locator("canvas, svg, table").count() >= 1
+    assert visitor.find("compare-verdict").count() == 1
 
 
-def test_text_and_tables_need_no_javascript(visit: Visit, runs: list[Path], one: Path) -> None:
+def test_links_lead_to_the_screens(visit: Visit, one: Path) -> None:
+    visitor = visit(scheme="file")
+    open_report(visitor, one)
+    visitor.page.locator(".tab", has_text="Settings").click()
+    visitor.until(
+        "() => Math.abs(document.getElementById('/run/0/settings').getBoundingClientRect().top)"
+        " < window.innerHeight"
+    )
+
+
+def test_a_printed_report_has_all_screens_within_the_page(visit: Visit, one: Path) -> None:
+    visitor = visit(scheme="file", color_scheme="dark")
+    open_report(visitor, one)
+    visitor.page.emulate_media(media="print")
+    assert not visitor.page.locator(".bar").is_visible()
+    assert not visitor.page.locator(".chart-tools").first.is_visible()
+    assert visitor.page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_without_javascript_the_page_says_what_it_needs(visit: Visit, one: Path) -> None:
     visitor = visit(scheme="file", java_script_enabled=False)
     visitor.open(one.as_uri())
-    words = visitor.page.inner_text("main")
-    summary = json.loads((runs[0] / "summary.json").read_text())
-    assert summary["sentences"][0] in words
-    assert "germinate" in words
-    assert visitor.page.locator("main table").count() >= 6
+    assert "esper show" in visitor.page.inner_text("noscript")

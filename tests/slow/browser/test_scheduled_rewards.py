@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.dashboard.made_runs import make_run
-from tests.reports.run_report.samples import make_run as make_dense_run
-from tests.reports.views.samples import config_text, write
-from tests.reports.views.simulation import simulate
+from tests.dashboard.report_samples import make_run as make_dense_run
+from tests.dashboard.views.samples import config_text, write
+from tests.dashboard.views.simulation import simulate
 from tests.slow.browser.conftest import Visit
 from tests.slow.browser.processes import Dashboard, dashboard
 
@@ -65,7 +65,7 @@ def test_returns_relative_to_different_things_have_charts_of_their_own(
     visitor.go("#/run/scheduled")
     for name, relative, label in (
         ("training-return", "relative to the fixed schedule", "training"),
-        ("return", "relative to hosts left alone", "held-out"),
+        ("return", "relative to no growth", "held-out"),
     ):
         chart = visitor.find(f"chart-{name}")
         chart.locator("canvas").wait_for()
@@ -100,10 +100,10 @@ def test_growth_shows_the_same_host_grown_by_the_schedule(
     outcome = visitor.page.locator(".outcome").last.inner_text()
     assert "relative to the fixed schedule" in outcome
     assert "grown by the fixed schedule 0.500, difference +0.250" in outcome
-    assert visitor.find("missing-rival").count() == 0
+    assert visitor.find("missing-baseline").count() == 0
     visitor.go("#/run/scheduled/growth/0/0")
-    visitor.find("missing-rival").get_by_text("did not record it").wait_for()
-    assert visitor.page.locator(".rival").count() == 0
+    visitor.find("missing-baseline").get_by_text("did not record it").wait_for()
+    assert visitor.page.locator(".baseline").count() == 0
 
 
 def test_lessons_are_a_phase_with_progress(visit: Visit, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.reports.run_report.samples import add_summary, make_run
+from tests.dashboard.report_samples import add_summary, make_run
 from tests.slow.browser.conftest import Visit
 from tests.slow.browser.processes import SECONDS, Dashboard, ask, dashboard, training
 from tests.slow.browser.visitor import SIZES, Visitor, shown
@@ -225,9 +225,9 @@ def test_runs_are_found_by_their_notes_and_sorted(
     visitor.until("() => document.querySelectorAll('[data-test=run-row]').length === 1")
     assert rows.locator("th a").inner_text() == TRAINED
     gap = rows.locator("[data-name='vs fixed'] span")
-    summary = json.loads((runs_dir / TRAINED / "summary.json").read_text())
-    (fixed,) = [one for one in summary["differences"] if one["against"] == "fixed"]
-    assert gap.inner_text().lstrip("+") == shown(fixed["ep_rew"]["mean"])
+    (summary,) = json.loads((runs_dir / TRAINED / "summary.json").read_text())["verdicts"]
+    (fixed,) = [one for one in summary["findings"] if one["against"] == "fixed"]
+    assert gap.inner_text().lstrip("+") == shown(fixed["returns"]["mean"])
     # Four hosts are too few to tell anything, so the number has no colour.
     assert gap.get_attribute("class") == ""
     visitor.page.get_by_role("searchbox").fill("nothing like it")

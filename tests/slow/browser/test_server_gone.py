@@ -50,7 +50,7 @@ def test_a_page_shows_a_killed_server_and_recovers_with_the_next_link(
         visitor.forgive(*NOT_THERE)
     again = serve(runs_dir, port=served.port)
     assert again.link != served.link
-    # The cookie of the server before is worth nothing to this one.
+    # The token of the server before is worth nothing to this one.
     visitor.page.locator(
         ".banner", has_text="open the link that esper dashboard printed"
     ).wait_for()

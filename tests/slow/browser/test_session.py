@@ -1,10 +1,8 @@
-"""A browser's session works in every tab, and is worth nothing to other servers."""
+"""A login works in every tab, and other servers learn nothing of it."""
 
 from __future__ import annotations
 
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -50,7 +48,7 @@ def other() -> Iterator[Eavesdropper]:
     made.server.server_close()
 
 
-def test_the_cookie_that_another_port_sees_opens_nothing(
+def test_another_port_sees_no_secret(
     tmp_path: Path, serve: Serve, visit: Visit, other: Eavesdropper
 ) -> None:
     make_run(tmp_path / "one")
@@ -58,23 +56,16 @@ def test_the_cookie_that_another_port_sees_opens_nothing(
     visitor.open(served.link)
     visitor.find("run-row").first.wait_for()
     visitor.open(other.place)
-    cookie = other.cookies[-1]
-    assert f"esper-{served.port}=" in cookie  # browsers do send it
-    for path in ("api/runs", "api/events", "api/runs/one", "api/runs/one/metrics"):
-        request = urllib.request.Request(f"{served.place}{path}", headers={"Cookie": cookie})
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(request, timeout=20)
+    assert set(other.cookies) == {""}  # browsers send cookies to every port of a host
     assert visitor.page.evaluate("() => Object.keys(window.localStorage)") == []
 
 
-def test_reloading_and_bookmarks_keep_the_session(
-    tmp_path: Path, serve: Serve, visit: Visit
-) -> None:
+def test_reloading_and_bookmarks_keep_the_login(tmp_path: Path, serve: Serve, visit: Visit) -> None:
     make_run(tmp_path / "one")
     served, visitor = serve(tmp_path), visit()
     visitor.open(served.link)
     visitor.find("run-row").first.wait_for()
-    assert visitor.page.url == served.place  # the key is not left in the address
+    assert visitor.page.url == served.place  # the token is not left in the address
     visitor.page.reload()
     visitor.find("run-row").first.wait_for()
     visitor.wait_for_connection("connected")

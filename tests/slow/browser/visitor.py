@@ -19,7 +19,7 @@ NOT_THERE = ("net::ERR_CONNECTION_", "net::ERR_EMPTY_RESPONSE", "net::ERR_INCOMP
 """Console message of a browser when a server does not respond, which a page cannot prevent."""
 
 NOT_SIGNED_IN = "the server responded with a status of 401"
-"""Console message of a browser when its cookie is rejected."""
+"""Console message of a browser when its token is rejected."""
 
 BOXES = """(selector) => [...document.querySelectorAll(selector)].map((element) => {
     const { x, y, width, height } = element.getBoundingClientRect();
@@ -95,11 +95,11 @@ class Visitor:
             " return at.dataset.test ?? `${at.className} ${at.textContent.trim().slice(0, 40)}`; }"
         )
 
-    def tab_to(self, selector: str, *, most: int = 80) -> None:
+    def tab_to(self, selector: str, *, maximum: int = 80) -> None:
         """Press Tab until an element has the focus."""
         is_there = f"() => document.activeElement.matches({json.dumps(selector)})"
         passed: list[str] = []
-        for _ in range(most):
+        for _ in range(maximum):
             self.page.keyboard.press("Tab")
             if self.page.evaluate(is_there):
                 return

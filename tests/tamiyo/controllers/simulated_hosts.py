@@ -12,14 +12,15 @@ import numpy as np
 import torch
 
 from esper.config.growth import GrowthConfig
-from esper.growth.slot_lives import SlotLife, SlotLives
+from esper.growth.slot_states import SlotLife, SlotStates
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op, decode_action
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
-from esper.populations.population import SlotArrays
-from esper.tamiyo.controllers import Controller
+from esper.populations.population import write_slot
+from esper.tamiyo import Controller
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
-from esper.tamiyo.policy.observations import HISTORY, HostFacts, ObservationLayout, SlotFacts
+from esper.tamiyo.policy.observations import HISTORY, HostFacts, ObservationLayout
 
 
 class Keeper:
@@ -61,7 +62,7 @@ class SimulatedHosts:
         self.layout = ObservationLayout(slot_config)
         self.config = slot_config
         self.arrays = SlotArrays.blank(n_hosts, slot_config.max_slots)
-        self.lives = [SlotLives(slot_config, GrowthConfig(**growth)) for _ in range(n_hosts)]
+        self.lives = [SlotStates(slot_config, GrowthConfig(**growth)) for _ in range(n_hosts)]
         self.keeper = Keeper()
         for host, lives in enumerate(self.lives):
             lives.on_change = lambda slot, life, host=host: self._note(host, slot, life)
@@ -85,10 +86,9 @@ class SimulatedHosts:
         losses = self._history(self.loss, self.older_loss)
         seen = {"scores": scores, "validation_losses": losses, "train_losses": losses}
         hosts = _fill(HostFacts, (self.n_hosts,), self.host_facts | seen)
-        known = {field.name for field in dataclasses.fields(SlotFacts)}
-        arrays = {name: array for name, array in vars(self.arrays).items() if name in known}
         shape = (self.n_hosts, self.config.max_slots)
-        return self.layout.encode(hosts, _fill(SlotFacts, shape, arrays | self.slot_facts))
+        slots = _fill(SlotArrays, shape, self.arrays.columns() | self.slot_facts)
+        return self.layout.encode(hosts, slots)
 
     def _history(self, now: Any, before: Any) -> np.ndarray:
         """Return a history ``[N, HISTORY]`` that starts with the untrained host."""
@@ -134,7 +134,8 @@ class SimulatedHosts:
         return [life.stage for _, life in self.lives[host].items()]
 
     def _note(self, host: int, slot: str, life: SlotLife) -> None:
-        self.arrays.write(host, slot, life, self.config, self.lives[host].growth_config)
+        at = host, self.config.slot_index(slot)
+        write_slot(self.arrays, at, life, self.config, self.lives[host].growth_config)
 
 
 def _fill(kind: type[Any], shape: tuple[int, ...], known: dict[str, Any]) -> Any:

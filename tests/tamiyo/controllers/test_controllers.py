@@ -18,9 +18,9 @@ from esper.tamiyo import (
     Heuristic,
     HeuristicConfig,
     LearnedController,
+    NoGrowth,
     Planting,
     RandomController,
-    WaitController,
     controller_names,
     grow_everywhere,
     grow_once,
@@ -48,14 +48,14 @@ def make_all(layout: ObservationLayout, rng: np.random.Generator) -> list[Contro
     sizes = PolicyConfig(feature_size=8, lstm_size=8)
     spec = growth_action_spec(config)
     return [
-        WaitController(),
-        WaitController(finish_after=0),
+        NoGrowth(),
+        NoGrowth(finish_after=0),
         RandomController(),
         FixedSchedule(layout, plantings),
         FixedSchedule(layout, plantings, finish_after=3),
         Heuristic(layout),
         Heuristic(layout, EAGER),
-        LearnedController(RecurrentPolicy(spec, layout.size, sizes, categories=layout.categories)),
+        LearnedController(RecurrentPolicy(spec, layout.size, sizes)),
     ]
 
 
@@ -146,7 +146,7 @@ def test_the_number_of_hosts_must_be_the_one_it_was_started_for(index: int) -> N
             controller.start(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["wait", "fixed", "heuristic"])
+@pytest.mark.parametrize("name", ["no-growth", "fixed", "heuristic"])
 def test_masks_must_have_a_batch_dimension(name: str) -> None:
     controller, hosts = make_controller(name, LAYOUT), SimulatedHosts(SLOTS, 1)
     controller.start(1)
@@ -155,19 +155,21 @@ def test_masks_must_have_a_batch_dimension(name: str) -> None:
 
 
 def test_the_wait_controller_can_finish_early() -> None:
-    assert SimulatedHosts(SLOTS).run(WaitController(), 3) == ["wait"] * 3
-    assert SimulatedHosts(SLOTS).run(WaitController(finish_after=2), 3) == ["wait"] * 2 + ["finish"]
+    assert SimulatedHosts(SLOTS).run(NoGrowth(), 3) == ["wait"] * 3
+    assert SimulatedHosts(SLOTS).run(NoGrowth(finish_after=2), 3) == ["wait"] * 2 + ["finish"]
     forbidden = SlotConfig(("a",), allow_finish=False)
-    assert SimulatedHosts(forbidden).run(WaitController(finish_after=1), 3) == ["wait"] * 3
+    assert SimulatedHosts(forbidden).run(NoGrowth(finish_after=1), 3) == ["wait"] * 3
     with pytest.raises(ConfigError, match="finish_after is -1"):
-        WaitController(finish_after=-1)
+        NoGrowth(finish_after=-1)
 
 
 def test_controllers_are_created_by_name() -> None:
     kinds = [type(make_controller(name, LAYOUT)) for name in controller_names()]
-    assert kinds == [WaitController, RandomController, FixedSchedule, Heuristic, FixedSchedule]
-    assert [make_controller(name, LAYOUT).name for name in ("wait", "random", "heuristic")] == [
-        "wait",
+    assert kinds == [NoGrowth, RandomController, FixedSchedule, Heuristic, FixedSchedule]
+    assert [
+        make_controller(name, LAYOUT).name for name in ("no-growth", "random", "heuristic")
+    ] == [
+        "no-growth",
         "random",
         "heuristic",
     ]
@@ -184,7 +186,7 @@ def test_controllers_are_created_by_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("wait", {}),
+        ("no-growth", {}),
         ("random", {}),
         ("fixed", {}),
         ("fixed", {"plantings": ()}),
@@ -201,12 +203,11 @@ def test_every_controller_can_be_given_a_name(kind: str, options: dict[str, Any]
 
 @pytest.mark.parametrize("wrong", [None, 5, SLOTS, "layout"])
 def test_an_invalid_layout_is_rejected(wrong: Any) -> None:
-    message = f"layout is an? {type(wrong).__name__}"
     for name in controller_names():
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=r"^layout is"):
             make_controller(name, wrong)
     for make in (grow_once, grow_everywhere, Heuristic, lambda it: FixedSchedule(it, [])):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=r"^layout is"):
             make(wrong)
 
 
@@ -214,22 +215,18 @@ def test_an_invalid_layout_is_rejected(wrong: Any) -> None:
     ("name", "options", "message"),
     [
         ("heuristics", {}, r"'heuristics'; .* 'heuristic'\?"),
-        ("wait", {"finish": 3}, r"'wait' .* 'finish'; .* 'finish_after'\?"),
-        ("random", {"op_weight": {}}, r"'op_weight'; .* op_weights, name\."),
+        ("no-growth", {"finish": 3}, r"'no-growth' .* 'finish'.* 'finish_after'\?"),
+        ("random", {"op_weight": {}}, r"'op_weight'.* op_weights, name\."),
         ("fixed", {"plantings": [], "every": 3}, "'fixed' .* 'every'"),
         ("heuristic", {"config": 5}, "config is 5"),
-        ("heuristic", {"config": EAGER, "max_prunes": 3}, "'max_prunes'; .* config"),
+        ("heuristic", {"config": EAGER, "max_prunes": 3}, "'max_prunes'.* config"),
         ("heuristic", {"blueprints": 5}, "blueprints is 5"),
-        (
-            "heuristic",
-            {"blueprints": [["norm"]]},
-            r"blueprints\[0\] is \['norm'\]",
-        ),
+        ("heuristic", {"blueprints": [["norm"]]}, r"blueprints\[0\] is \['norm'\]"),
         ("fixed", {"plantings": 5}, "plantings is 5"),
         ("fixed", {"plantings": [1]}, r"plantings\[0\] is 1"),
         ("fixed", {"plantings": "a"}, "plantings is 'a'"),
         ("random", {"op_weights": 5}, "op_weights is 5"),
-        ("heuristic", {"plateau": 1.0}, r"'plateau'; .* 'plateau_rise'\?"),
+        ("heuristic", {"plateau": 1.0}, r"'plateau'.* 'plateau_rise'\?"),
     ],
 )
 def test_invalid_options_are_rejected(name: str, options: dict[str, object], message: str) -> None:

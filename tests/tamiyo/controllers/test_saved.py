@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 
 from esper.config.growth import GrowthConfig
-from esper.errors import ControllerError, StorageError
+from esper.errors import ControllerError, OtherVersionError, StorageError
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
-from esper.storage.files import with_checksum
+from esper.storage.saved_folder import FORMAT
 from esper.tamiyo import (
     Controller,
     LearnedController,
@@ -28,6 +28,7 @@ from esper.tamiyo.controllers import saved as saved_files
 from esper.tamiyo.controllers.learned import expects_gain
 from esper.tamiyo.controllers.saved import facts_of
 from esper.tamiyo.policy.observations import ObservationLayout
+from tests.storage.forging import forge, forge_json
 from tests.tamiyo.fresh_controllers import fresh_controller
 from tests.tamiyo.random_states import draw_states
 
@@ -80,17 +81,16 @@ def test_the_files_can_be_read_without_esper(tmp_path: Path) -> None:
         "CARD.md",
         "controller.json",
         "controller.safetensors",
+        "manifest.json",
     ]
 
 
 def _change(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        path = folder / "controller.json"
-        facts = json.loads(path.read_text())
+        facts = json.loads((folder / "controller.json").read_text())
         for name, value in changes.items():
             facts[name] = value(facts[name]) if callable(value) else value
-        del facts["checksum"]
-        path.write_text(json.dumps(with_checksum(facts)))
+        forge_json(folder, "controller.json", facts)
 
     return change
 
@@ -102,38 +102,25 @@ def _flip(folder: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def _forget_observations(folder: Path) -> None:
-    path = folder / "controller.json"
-    facts = json.loads(path.read_text())
-    del facts["observations"], facts["checksum"], facts["host_features"][0]
-    path.write_text(json.dumps(with_checksum(facts)))
-
-
 FACTS = facts_of(fresh_controller())
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no facts": (
         lambda folder: (folder / "controller.json").unlink(),
-        r"controller.json cannot be read \(.*No such file",
+        "controller.json: No such file",
     ),
     "no weights": (
         lambda folder: (folder / "controller.safetensors").unlink(),
-        "controller.safetensors cannot be read: No such file",
+        "controller.safetensors: No such file",
     ),
-    "no JSON": (
-        lambda folder: (folder / "controller.json").write_text("{"),
-        "controller.json cannot be read",
+    "no manifest": (
+        lambda folder: (folder / "manifest.json").unlink(),
+        "no manifest.json; .*another version",
     ),
-    "a list": (
-        lambda folder: (folder / "controller.json").write_text("[]"),
-        "not a JSON object",
-    ),
-    "another format": (_change(format=3), "format 3"),
+    "no JSON": (lambda folder: forge(folder, "controller.json", b"{"), "not valid JSON"),
+    "a list": (lambda folder: forge(folder, "controller.json", b"[]"), "is damaged"),
+    "no tensors": (lambda folder: forge(folder, "controller.safetensors", b"1"), "is damaged"),
     "another byte": (_flip, "sha256"),
-    "no version of the observations": (
-        _forget_observations,
-        "'fresh' .* older .*version 1, not 2",
-    ),
-    "older observations": (_change(observations=1), "'fresh' .* older .*version 1, not 2"),
+    "older observations": (_change(observations=1), "'fresh' .* another .*version 1, not 2"),
     "other observations": (_change(observations=9), "'fresh' .* another .*version 9, not 2"),
     "a feature more": (
         _change(slot_features=lambda names: [*names, "colour"]),
@@ -264,42 +251,34 @@ def test_facts_of_the_wrong_type_are_rejected(name: str, wrong: object, tmp_path
 
 
 @pytest.mark.parametrize("change", ["missing", "misspelt"])
-@pytest.mark.parametrize("name", sorted({"sha256", *FACTS} - {"observations", "rewards"}))
+@pytest.mark.parametrize("name", sorted(FACTS))
 def test_a_missing_fact_is_named(name: str, change: str, tmp_path: Path) -> None:
-    path = save_controller(fresh_controller(), tmp_path) / "controller.json"
-    facts = json.loads(path.read_text())
-    del facts["checksum"]
+    path = save_controller(fresh_controller(), tmp_path)
+    facts = json.loads((path / "controller.json").read_text())
     value = facts.pop(name)
     if change == "misspelt":
         facts["x" + name[1:]] = value
-    path.write_text(json.dumps(with_checksum(facts)))
-    with pytest.raises(ControllerError, match=f"controller.json has no '{name}'"):
+    forge_json(path, "controller.json", facts)
+    with pytest.raises(ControllerError, match=f"is damaged: it has no '{name}'"):
         load_saved(tmp_path)
 
 
-def test_the_form_of_its_rewards_is_dense_unless_it_says_otherwise(tmp_path: Path) -> None:
-    path = save_controller(replace(fresh_controller(), rewards="paired"), tmp_path)
-    loaded = load_saved(path)
+def test_the_form_of_its_rewards_is_kept(tmp_path: Path) -> None:
+    loaded = load_saved(save_controller(replace(fresh_controller(), rewards="paired"), tmp_path))
     assert loaded.rewards == "paired"
     for blueprints in (loaded.blueprints, loaded.blueprints[::-1]):  # the second are translated
         assert expects_gain(loaded.make(SlotConfig(("a",), blueprints=blueprints)))
-    facts = json.loads((path / "controller.json").read_text())
-    del facts["checksum"], facts["rewards"]
-    (path / "controller.json").write_text(json.dumps(with_checksum(facts)))
-    assert load_saved(path).rewards == "dense"
 
 
-def test_a_controller_of_format_1_is_accepted_with_a_warning(tmp_path: Path) -> None:
-    saved = fresh_controller()
-    path = save_controller(saved, tmp_path) / "controller.json"
-    facts = json.loads(path.read_text()) | {"format": 1}
-    del facts["checksum"]
-    path.write_text(json.dumps(facts))
-    with pytest.warns(saved_files.ControllerWarning, match=r"controller.json .*no checksum"):
-        loaded = load_saved(tmp_path)
-    assert loaded.origin == saved.origin
-    save_controller(loaded, tmp_path)
-    assert json.loads(path.read_text())["format"] == 2
-    path.write_text(json.dumps(facts | {"format": 2}))
-    with pytest.raises(ControllerError, match=r"controller.json is damaged"):
+def test_a_controller_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = save_controller(fresh_controller(), tmp_path) / "manifest.json"
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 99'))
+    with pytest.raises(OtherVersionError, match=r"another version of Esper .*99"):
         load_saved(tmp_path)
+
+
+def test_a_controller_is_replaced_by_another(tmp_path: Path) -> None:
+    for name in ("first", "second", "third"):
+        save_controller(replace(fresh_controller(), name=name), tmp_path, card=name)
+        assert load_saved(tmp_path).name == name
+    assert len(list(tmp_path.iterdir())) == 4

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from esper.errors import UnknownFeatureError
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, Op
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.observations import (
     HISTORY,
     HOST_FEATURES,
-    MOST_BATCHES,
+    MAX_BATCHES,
     SLOT_FEATURES,
     TENSOR_KINDS,
     HostFacts,
     ObservationLayout,
-    SlotFacts,
     from_log_scale,
     log_scale,
     squash,
@@ -62,7 +62,7 @@ def make_facts(about: type[Any], shape: tuple[int, ...], **given: Any) -> Any:
 def encode(host: dict[str, Any], slot: dict[str, Any]) -> np.ndarray:
     host = {"n_epochs": 16, "first_loss": 1.0, "last_op": -1, **host}
     hosts = make_facts(HostFacts, (1,), **host)
-    return LAYOUT.encode(hosts, make_facts(SlotFacts, (1, 2), **{"blueprint": -1, **slot}))
+    return LAYOUT.encode(hosts, make_facts(SlotArrays, (1, 2), **{"blueprint": -1, **slot}))
 
 
 @st.composite
@@ -78,7 +78,7 @@ def facts(draw: st.DrawFn, kind: type[Any]) -> dict[str, Any]:
 
 
 @settings(deadline=None)
-@given(host=facts(HostFacts), slot=facts(SlotFacts))
+@given(host=facts(HostFacts), slot=facts(SlotArrays))
 def test_observations_are_always_within_their_space(
     host: dict[str, Any], slot: dict[str, Any]
 ) -> None:
@@ -179,10 +179,10 @@ SLOT_EXTREMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         for number, kind in enumerate(TENSOR_KINDS)
     },
     "has_hidden": ({}, {"first_hidden": 1}),
-    "growth": ({"first_hidden": 8, "hidden": 8}, {"first_hidden": 8, "hidden": 128}),
+    "growth": ({"first_hidden": 8}, {"first_hidden": 8, "fossil_units": 120}),
     "step_size": (
         {"unit_parameters": 10**9},
-        {"first_hidden": 8, "hidden": 8, "unit_parameters": 10**9},
+        {"first_hidden": 8, "unit_parameters": 10**9},
     ),
     "blueprint": ({}, {"blueprint": N_BLUEPRINTS - 1}),
 }
@@ -209,9 +209,9 @@ def test_only_derived_features_have_no_limits_of_their_own() -> None:
 @pytest.mark.parametrize("name", [name for name in SLOT_FEATURES if name in SLOT_EXTREMES])
 def test_each_slot_feature_reaches_both_limits(name: str) -> None:
     low, high = SLOT_EXTREMES[name]
-    least = LAYOUT.slot(encode({"gradient_norm": 1.0}, low), name)[0, 1]
+    minimum = LAYOUT.slot(encode({"gradient_norm": 1.0}, low), name)[0, 1]
     greatest = LAYOUT.slot(encode({"gradient_norm": 1.0}, high), name)[0, 1]
-    assert least == pytest.approx(SLOT_FEATURES[name][0], abs=1e-6)
+    assert minimum == pytest.approx(SLOT_FEATURES[name][0], abs=1e-6)
     assert greatest == pytest.approx(1.0, abs=1e-6)
 
 
@@ -224,7 +224,7 @@ def test_slots_have_positions_and_are_counted(
 ) -> None:
     layout = ObservationLayout(SlotConfig(tuple(f"blocks.{index}" for index in range(n_slots))))
     hosts = make_facts(HostFacts, (3,), n_epochs=16, last_op=-1)
-    observations = layout.encode(hosts, make_facts(SlotFacts, (3, n_slots), blueprint=-1))
+    observations = layout.encode(hosts, make_facts(SlotArrays, (3, n_slots), blueprint=-1))
     if expected:
         assert layout.slot(observations, "position").tolist() == [pytest.approx(expected)] * 3
     if task_slots is not None:
@@ -235,7 +235,7 @@ def test_absent_slots_are_zero_and_not_counted() -> None:
     layout = ObservationLayout(SlotConfig(("a", "b", "c", "d")))
     hosts = make_facts(HostFacts, (1,), n_epochs=16, first_loss=1.0, last_op=-1)
     slots = make_facts(
-        SlotFacts, (1, 4), blueprint=-1, alpha_at_rest=True, kind=[[2, -1, 2, 2]], contribution=0.1
+        SlotArrays, (1, 4), blueprint=-1, alpha_at_rest=True, kind=[[2, -1, 2, 2]], contribution=0.1
     )
     observation = layout.encode(hosts, slots)
     assert layout.slot(observation, "position")[0].tolist() == [0.0, 0.0, 0.5, 1.0]
@@ -247,7 +247,7 @@ def test_absent_slots_are_zero_and_not_counted() -> None:
 
 
 def test_what_a_slot_grew_and_could_grow_is_relative() -> None:
-    slot = {"first_hidden": [[8, 0]], "hidden": [[32, 0]], "unit_parameters": 10}
+    slot = {"first_hidden": [[8, 0]], "fossil_units": [[24, 0]], "unit_parameters": 10}
     observation = encode({"n_parameters": 640}, slot)
     assert LAYOUT.slot(observation, "growth")[0].tolist() == [0.5, 0.0]
     assert LAYOUT.slot(observation, "has_hidden")[0].tolist() == [1.0, 0.0]
@@ -256,10 +256,10 @@ def test_what_a_slot_grew_and_could_grow_is_relative() -> None:
 
 
 def test_long_epochs_and_epochs_of_unknown_length_look_like_the_longest_of_the_prior() -> None:
-    assert MOST_BATCHES == family.MOST_BATCHES
-    same = [encode({"n_batches": n}, {}) for n in (MOST_BATCHES, 13, 5000, 0)]
+    assert MAX_BATCHES == family.MAX_BATCHES
+    same = [encode({"n_batches": n}, {}) for n in (MAX_BATCHES, 13, 5000, 0)]
     assert all(np.array_equal(each, same[0]) for each in same)
-    assert not np.array_equal(encode({"n_batches": MOST_BATCHES - 1}, {}), same[0])
+    assert not np.array_equal(encode({"n_batches": MAX_BATCHES - 1}, {}), same[0])
 
 
 def test_features_before_the_first_epoch_are_neutral() -> None:
@@ -367,14 +367,14 @@ def test_hosts_of_any_size_look_alike_if_they_behave_alike() -> None:
         "n_batches": 20,
     }
     slot = {"parameters": 60, "gradient_norm": 0.1, "blueprint": 2, "contribution": 0.03}
-    slot |= {"first_hidden": 8, "hidden": 16, "unit_parameters": 9}
+    slot |= {"first_hidden": 8, "fossil_units": 8, "unit_parameters": 9}
     losses = ("first_loss", "train_losses", "validation_losses", "best_loss")
     norms = ("gradient_norm", "previous_gradient_norm", "first_gradient_norm")
     scaled = host | {name: 100 * np.array(host[name]) for name in losses}
     scaled |= {name: 7 * host[name] for name in norms}
     scaled |= {name: 1000 * host[name] for name in ("n_samples", "n_parameters")}
     larger = slot | {"gradient_norm": 0.7, "parameters": 60_000}
-    larger |= {"first_hidden": 80, "hidden": 160, "unit_parameters": 900}
+    larger |= {"first_hidden": 80, "fossil_units": 80, "unit_parameters": 900}
     np.testing.assert_allclose(encode(scaled, larger), encode(host, slot), atol=1e-6)
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from esper.config import PolicyConfig
 from esper.errors import ConfigError, DtypeError, ShapeError
-from esper.tamiyo.policy.slot_network import SlotPolicy
+from esper.tamiyo.policy.observations import SLOT_FEATURES
+from esper.tamiyo.policy.slot_network import BlueprintEmbedding, SlotPolicy
 from tests.tamiyo.policy.slot_worlds import (
     BLUEPRINT,
     BLUEPRINTS,
@@ -245,3 +246,14 @@ def test_absent_slots_change_nothing(absent: list[int], normalize: bool) -> None
     torch.testing.assert_close(others[:, present], logits[:, :3])
     torch.testing.assert_close(others[:, 3 + len(absent) :], logits[:, 3:])
     torch.testing.assert_close((other_values, other_after), (values, after))
+
+
+@pytest.mark.parametrize("n", [1, 3, 17, 1000])
+def test_every_blueprint_survives_single_precision(n: int) -> None:
+    embed = BlueprintEmbedding(n, 1)
+    numbers = torch.arange(n + 1, dtype=torch.float32)
+    embed.table.weight.data.copy_(numbers.unsqueeze(1))
+    slots = torch.zeros(n + 1, len(SLOT_FEATURES))
+    shares = torch.arange(n + 1, dtype=torch.float64).div(n).float()
+    slots[:, list(SLOT_FEATURES).index("blueprint")] = shares
+    assert torch.equal(embed(slots)[:, -1], numbers)

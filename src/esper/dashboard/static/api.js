@@ -9,47 +9,70 @@ export class ApiError extends Error {
   }
 }
 
-const STORED = "esper-key";
-let ownKey = "";
+const STORED = "esper-token";
+let ownToken = "";
 
-/** Takes the key that signing in left in the address, and the run to open. Only pages of this origin can read it again. */
-export function takeKey() {
-  const found = /^#key=([\w-]+)(?:&run=([^&]+))?$/.exec(window.location.hash);
+/** Takes the token that logging in left in the address, and the run to open. Only pages of this origin can read it again. */
+export function takeToken() {
+  const found = /^#token=([\w-]+)(?:&run=([^&]+))?$/.exec(window.location.hash);
   if (!found) return;
-  ownKey = found[1];
+  ownToken = found[1];
   try {
-    window.localStorage.setItem(STORED, ownKey);
+    window.localStorage.setItem(STORED, ownToken);
   } catch {
-    // Without storage the key lasts until the page is closed.
+    // Without storage the token lasts until the page is closed.
   }
   window.history.replaceState(null, "", window.location.pathname + (found[2] ? `#/run/${found[2]}` : ""));
 }
 
-/** Gives the key of the latest sign-in, of this page or another. */
-function currentKey() {
+/** Gives the token of the latest login, of this page or another. */
+function currentToken() {
   try {
-    return window.localStorage.getItem(STORED) ?? ownKey;
+    return window.localStorage.getItem(STORED) ?? ownToken;
   } catch {
-    return ownKey;
+    return ownToken;
   }
 }
 
-/** Gives the address of the event stream; a browser sends no headers with it. */
-export function eventsPath() {
-  return withQuery("api/events", { key: currentKey() });
+let ownAnswers = null;
+
+/** Answers by path from now on, without a server. */
+export function answerFrom(answers) {
+  ownAnswers = answers;
+}
+
+/** Tells whether there is no server: all that can be asked for is in the page. */
+export function isReport() {
+  return ownAnswers !== null;
 }
 
 /** Gets the JSON at a path below api/. */
 export async function get(path, signal) {
+  if (ownAnswers) return ownAnswers[path.split("?", 1)[0]];
+  return (await request(path, signal)).json();
+}
+
+/** Gives the lines at a path below api/ to a function, each as it arrives; returns when the server ends them. */
+export async function follow(path, onLine, signal) {
+  const { body } = await request(path, signal);
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (rest + part.value).split("\n");
+    rest = lines.pop();
+    lines.filter(Boolean).forEach((line) => onLine(line));
+  }
+}
+
+async function request(path, signal) {
   let response;
   try {
-    const headers = { accept: "application/json", "x-esper-key": currentKey() };
-    response = await fetch(`api/${path}`, { signal, headers });
+    response = await fetch(`api/${path}`, { signal, headers: { authorization: `Bearer ${currentToken()}` } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server is not responding; is esper dashboard still running?", 0);
   }
-  if (response.ok) return response.json();
+  if (response.ok) return response;
   throw new ApiError(await errorLine(response), response.status);
 }
 
@@ -66,7 +89,7 @@ export function withQuery(path, values) {
 
 async function errorLine(response) {
   if (response.status === 401) {
-    return "This browser is not signed in; open the link that esper dashboard printed.";
+    return "This browser is not logged in; open the link that esper dashboard printed.";
   }
   try {
     return (await response.json()).error ?? `the server answered ${response.status}`;

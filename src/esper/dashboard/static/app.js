@@ -4,7 +4,7 @@ import { html, useEffect, useRef } from "./html.js";
 import { ConnectionBanner, ConnectionState, Mark, ThemeButton } from "./components/bar.js";
 import { Help } from "./components/help.js";
 import { useLiveRun } from "./live.js";
-import { address, decode, useAddress } from "./router.js";
+import { address, decode, hasScreen, useAddress } from "./router.js";
 import { CompareScreen } from "./views/compare.js";
 import { EnvironmentsScreen } from "./views/environments.js";
 import { Gate } from "./views/gate.js";
@@ -25,12 +25,6 @@ const TABS = {
   learned: ["Learned", LearnedScreen],
   settings: ["Settings", SettingsScreen],
 };
-
-/** Tabs that a run without hosts does not have. */
-const OF_GROWTH = ["growth", "environments", "learned"];
-
-/** Tabs that a record of one training does not have, in which no policy learns. */
-const OF_LEARNING = ["environments", "learned"];
 
 /** The whole page. */
 export function App() {
@@ -65,9 +59,8 @@ function Tabs({ run, current }) {
     const [box, tab] = [nav.current, nav.current.querySelector("[aria-current]")];
     if (tab) box.scrollLeft = tab.offsetLeft - box.offsetLeft - (box.clientWidth - tab.offsetWidth) / 2;
   }, [current]);
-  const { learns = true, grows = true } = useLiveRun(run) ?? {};
-  const hidden = [...(grows ? [] : OF_GROWTH), ...(learns ? [] : OF_LEARNING)];
-  const shown = Object.entries(TABS).filter(([name]) => !hidden.includes(name));
+  const live = useLiveRun(run) ?? {};
+  const shown = Object.entries(TABS).filter(([name]) => hasScreen(name, live));
   return html`<nav class="tabs" aria-label="Screens of this run" ref=${nav}>
     ${shown.map(([name, [label]]) => html`<a class="tab" key=${name}
       href=${address(name ? ["run", run, name] : ["run", run])}

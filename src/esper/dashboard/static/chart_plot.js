@@ -8,7 +8,10 @@ import { shownTheme } from "./theme.js";
 
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
 const PADDING = 0.08;
-const MOST_POINTS = 150;
+const MAX_POINTS = 150;
+
+/** Events before and after printing, in which colours change at once. */
+const PRINTING = ["beforeprint", "afterprint"];
 
 /** Draws series over rounds into an element. */
 export class Plot {
@@ -91,10 +94,13 @@ export class Plot {
     this.leave();
     this.sizes.disconnect();
     this.sight.disconnect();
+    PRINTING.forEach((name) => window.removeEventListener(name, this.print));
     this.plot.destroy();
   }
 
   watch() {
+    this.print = () => this.recolour();
+    PRINTING.forEach((name) => window.addEventListener(name, this.print));
     this.sight = new IntersectionObserver(([entry]) => {
       this.isSeen = entry.isIntersecting;
       if (this.isSeen) this.drawWaiting();
@@ -191,7 +197,7 @@ function seriesOptions(one, index, settings) {
 function hasFew(plot, index) {
   let known = 0;
   for (const value of plot.data[index]) known += value === null ? 0 : 1;
-  return known <= MOST_POINTS;
+  return known <= MAX_POINTS;
 }
 
 /** A line of one point would not be seen. */

@@ -11,7 +11,7 @@ import { compact } from "./format.js";
 import { useOneTabStop } from "./keys.js";
 import { useTheme } from "./theme.js";
 
-const MOST_ROWS = 200;
+const MAX_ROWS = 200;
 const HEIGHT = 206;
 
 /**
@@ -203,7 +203,7 @@ function ChartTable({ title, series, data, format, xTitle }) {
 }
 
 function Numbers({ title, series, data, format, xTitle }) {
-  const stride = Math.max(1, Math.ceil(data.rounds.length / MOST_ROWS));
+  const stride = Math.max(1, Math.ceil(data.rounds.length / MAX_ROWS));
   const rows = data.rounds.map((round, i) => [round, i]).filter(([, i]) => i % stride === 0).reverse();
   return html`<div class="table-box chart-rows" tabindex="0" role="region" aria-label=${`${title}, numbers`}>
     <table class="plain small">

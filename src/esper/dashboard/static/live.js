@@ -1,7 +1,7 @@
 /** The stream of what changes: which runs there are, their states, how far they are. */
 
 import { useEffect, useState } from "./html.js";
-import { eventsPath, get } from "./api.js";
+import { follow, get } from "./api.js";
 
 const RETRY_MILLISECONDS = 2000;
 
@@ -13,7 +13,7 @@ class LiveStream {
     this.runs = {};
     this.session = 0;
     this.listeners = new Set();
-    this.source = null;
+    this.control = null;
     this.timer = null;
   }
 
@@ -23,16 +23,24 @@ class LiveStream {
     this.connect();
   }
 
+  /** Shows runs that no longer change, without a connection. */
+  show(runs) {
+    this.runs = runs;
+    this.change("live");
+  }
+
   connect() {
     this.close();
-    this.source = new EventSource(eventsPath());
-    this.source.addEventListener("state", (event) => this.take(event));
-    this.source.addEventListener("error", () => this.lose());
+    const { signal } = (this.control = new AbortController());
+    follow("events", (line) => this.take(JSON.parse(line)), signal)
+      .catch((error) => {
+        if (error.status) this.reason = error.message; // otherwise the server is gone
+      })
+      .then(() => signal.aborted || this.lose());
   }
 
   /** Takes what changed. The first event of a connection has all runs. */
-  take(event) {
-    const { runs } = JSON.parse(event.data);
+  take({ runs }) {
     const isFirst = this.connection !== "live";
     if (isFirst) this.session += 1;
     const known = isFirst ? runs : { ...this.runs, ...runs };
@@ -41,7 +49,7 @@ class LiveStream {
     this.change("live");
   }
 
-  /** Says that the server is gone. A browser gives up after an error page, so it is asked anew. */
+  /** Says that the server is gone, and asks again after a while. */
   lose() {
     this.close();
     this.timer = setTimeout(() => this.probe(), RETRY_MILLISECONDS);
@@ -66,7 +74,7 @@ class LiveStream {
 
   close() {
     clearTimeout(this.timer);
-    this.source?.close();
+    this.control?.abort();
   }
 
   /** Tells everybody who listens. */

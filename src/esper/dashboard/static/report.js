@@ -1,96 +1,87 @@
-/** Where a report starts: draws into the places that its page has, from the values that are in it. */
+/** Where a report starts: the page's own screens, one below the other, with the data that is in the file. */
 
-import { html, render } from "./html.js";
-import { useChartGroup } from "./chart_group.js";
-import { ZoomBar } from "./charts.js";
+import { html, render, useEffect } from "./html.js";
+import { answerFrom, runPath } from "./api.js";
+import { Mark, ThemeButton } from "./components/bar.js";
 import { Episode } from "./components/episode.js";
-import { HealthCharts } from "./components/health.js";
-import { Learned } from "./components/learned.js";
+import { Empty } from "./components/messages.js";
 import { StagePatterns } from "./components/stages.js";
-import { ArmDifferences, Differences } from "./components/verdict.js";
-import { metricTable } from "./metrics.js";
+import { EvaluationVerdict } from "./components/verdict.js";
+import { moment, withMinus } from "./format.js";
+import { live } from "./live.js";
+import { address, hasScreen } from "./router.js";
 import { startTheme } from "./theme.js";
-import { CompareCharts } from "./views/compare_charts.js";
-import { RunCharts, stepsPerRound } from "./views/run_charts.js";
+import { Compared } from "./views/compare.js";
+import { HealthScreen } from "./views/health.js";
+import { LearnedScreen } from "./views/learned.js";
+import { RunScreen } from "./views/run.js";
+import { SettingsScreen } from "./views/settings.js";
 
-/** What can be drawn, by the name that an element asks for; each gives nothing where there is nothing. */
-const DRAWINGS = {
-  charts: (runs, run) => (run ? html`<${Charts} run=${run} />` : html`<${AllCharts} runs=${runs} />`),
-  episode: (runs, run, number) => {
-    const one = run?.episodes?.[number];
-    return one && html`<${Episode} detail=${one.detail} overview=${run.overview} title=${one.title} />`;
-  },
-  learned: (runs, run) => run?.learned?.parts.length > 0 && html`<${Learned} learned=${run.learned} />`,
-  differences: (runs, run) =>
-    run?.comparison?.differences.length > 0 && html`<${Differences} differences=${run.comparison.differences} />`,
-  health: (runs, run) => run?.health && html`<${Health} health=${run.health} />`,
+const data = JSON.parse(document.getElementById("report-data").textContent);
+
+const SCREENS = {
+  "": ["Overview", RunScreen],
+  growth: ["Growth", EpisodesScreen],
+  learned: ["Learned", LearnedScreen],
+  health: ["Health", HealthScreen],
+  settings: ["Settings", SettingsScreen],
 };
 
-function Charts({ run }) {
-  const group = useChartGroup();
-  const table = metricTable(run.metrics);
-  return html`<${Zoom} group=${group} last=${table.roundsDone} />
-    <${RunCharts} ...${{ table, group }} version=${1} klLimit=${run.overview.kl_limit} steps=${stepsPerRound(run.overview)} reward=${run.overview.reward ?? null} grows=${run.overview.grows ?? true} learns=${run.overview.learns ?? true} />`;
+function screensOf({ run }) {
+  return Object.entries(SCREENS).filter(([name]) => hasScreen(name, run));
 }
 
-function AllCharts({ runs }) {
-  const group = useChartGroup();
-  const tables = runs.map((run) => metricTable(run.metrics));
-  return html`<${Zoom} group=${group} last=${Math.max(...tables.map(({ roundsDone }) => roundsDone))} />
-    <${CompareCharts} ...${{ tables, group }} names=${runs.map(({ name }) => name)} rewards=${runs.map(({ overview }) => overview?.reward ?? null)} version=${1} />`;
+function addressOf(id, name) {
+  return address(name ? ["run", id, name] : ["run", id]);
 }
 
-function Health({ health }) {
-  const group = useChartGroup();
-  return html`<${Zoom} group=${group} last=${health.throughput.rounds.at(-1) ?? 0} />
-    <${HealthCharts} health=${health} group=${group} />`;
+/** The whole report. */
+function Report() {
+  const { runs } = data;
+  useEffect(() => document.getElementById(decodeURIComponent(window.location.hash.slice(1)))?.scrollIntoView(), []);
+  return html`
+    <header class="bar">
+      <span class="bar-home"><${Mark} />Esper</span>
+      <nav class="tabs" aria-label="Contents">${runs.length === 1
+        ? screensOf(runs[0]).map(([name, [label]]) => html`<a class="tab" href=${addressOf(runs[0].id, name)}>${label}</a>`)
+        : html`<a class="tab" href="#/compare">Compare</a>
+          ${runs.map(({ id, run }) => html`<a class="tab" href=${addressOf(id)}>${run.name}</a>`)}`}</nav>
+      <div class="bar-rest"><span class="muted small">Report of ${moment(data.made_at)}, Esper ${data.esper_version}</span><${ThemeButton} /></div>
+    </header>
+    <${StagePatterns} />
+    <main class="screen report">
+      ${runs.length > 1 && html`<${Together} runs=${runs.map(({ run }) => run)} />`}
+      ${runs.map((one) => html`<${Run} key=${one.id} one=${one} />`)}
+    </main>`;
 }
 
-function Zoom({ group, last }) {
-  return html`<div class="report-zoom"><${ZoomBar} group=${group} last=${last} /></div>`;
+/** All runs side by side. */
+function Together({ runs }) {
+  return html`<section class="report-screen" id="/compare">
+    <div class="screen-head"><h1>Compare</h1></div>
+    ${data.evaluations.length > 0 && html`<div class="verdicts">${data.evaluations.map((one) => html`<${EvaluationVerdict} evaluation=${one} />`)}</div>`}
+    ${data.mean && html`<p class="conclusion-line" data-test="mean">${withMinus(data.mean)}</p>`}
+    <${Compared} runs=${runs} ids=${runs.map(({ id }) => id)} mark=${null} />
+  </section>`;
 }
 
-function drawingOf({ report, run, episode, evaluation }, { runs, evaluations }) {
-  if (report === "arms") return html`<${ArmDifferences} differences=${evaluations[Number(evaluation)].differences} />`;
-  return DRAWINGS[report]?.(runs, run === undefined ? null : runs[Number(run)], Number(episode));
+function Run({ one }) {
+  return screensOf(one).map(([name, [, Shown]]) => html`<section class="report-screen" key=${name} id=${addressOf(one.id, name).slice(1)}>
+    <${Shown} id=${one.id} />
+  </section>`);
 }
 
-/** Fills one place; what stands there stays if it cannot be drawn. */
-function draw(place, values) {
-  const element = drawingOf(place.dataset, values);
-  if (!element) return;
-  const instead = [...place.childNodes];
-  place.replaceChildren();
-  try {
-    render(element, place);
-  } catch (error) {
-    place.replaceChildren(...instead);
-    throw error;
-  }
+/** A typical and the best episode of a run, step by step. */
+function EpisodesScreen({ id }) {
+  const { episodes, run } = data.runs.find((one) => one.id === id);
+  return html`<div class="screen-head"><h1>Growth</h1></div>
+    ${episodes.length === 0 && html`<div class="panel"><${Empty} title="No episode has ended yet." /></div>`}
+    <div class="stack">${episodes.map(({ title, detail }) => html`<${Episode} key=${title} detail=${detail} overview=${run.overview} title=${title} />`)}</div>`;
 }
 
-/** Lets paper be light, whatever the screen is. */
-function printLight() {
-  const { dataset } = document.documentElement;
-  let shown = dataset.theme;
-  window.addEventListener("beforeprint", () => {
-    shown = dataset.theme;
-    dataset.theme = "light";
-  });
-  window.addEventListener("afterprint", () => {
-    dataset.theme = shown;
-  });
-}
-
-/** Draws everything there is to draw. */
-function start() {
-  const values = JSON.parse(document.getElementById("report-data").textContent);
-  startTheme();
-  printLight();
-  const patterns = document.createElement("div");
-  document.body.append(patterns);
-  render(html`<${StagePatterns} />`, patterns);
-  document.querySelectorAll("[data-report]").forEach((place) => draw(place, values));
-}
-
-start();
+answerFrom(Object.fromEntries(data.runs.flatMap(({ id, run, metrics, learned, health }) => [
+  [runPath(id), run], [runPath(id, "metrics"), metrics], [runPath(id, "learned"), learned], [runPath(id, "health"), health],
+])));
+live.show(Object.fromEntries(data.runs.map(({ id, run }) => [id, run])));
+startTheme();
+render(html`<${Report} />`, document.getElementById("app"));

@@ -37,6 +37,14 @@ export function useAddress() {
   return parseAddress(hash);
 }
 
+const OF_GROWTH = ["growth", "environments", "learned"];
+const OF_LEARNING = ["environments", "learned"];
+
+/** Tells whether a run has a screen: PPO has no hosts, and in the user's own training nothing learns. */
+export function hasScreen(name, { learns, grows }) {
+  return (grows !== false || !OF_GROWTH.includes(name)) && (learns !== false || !OF_LEARNING.includes(name));
+}
+
 /** Takes percent signs out of a part of an address; what is malformed stays as it is. */
 export function decode(part) {
   try {

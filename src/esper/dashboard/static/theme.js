@@ -5,6 +5,7 @@ import { useEffect, useState } from "./html.js";
 const KEY = "esper-theme";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
 const listeners = new Set();
+let isPaper = false;
 
 /** Gives what the person chose: "light", "dark", or "auto" for what the system says. */
 export function chosenTheme() {
@@ -18,6 +19,7 @@ export function chosenTheme() {
 
 /** Gives the theme that is shown: "light" or "dark". */
 export function shownTheme() {
+  if (isPaper) return "light";
   const chosen = chosenTheme();
   return chosen === "auto" ? (system.matches ? "dark" : "light") : chosen;
 }
@@ -34,8 +36,14 @@ export function chooseTheme(value) {
   listeners.forEach((tell) => tell());
 }
 
-/** Shows the theme that was chosen; call once at the start. */
+/** Shows the theme that was chosen, and on paper the light one; call once at the start. */
 export function startTheme() {
+  const print = (now) => {
+    isPaper = now;
+    document.documentElement.dataset.theme = now ? "light" : chosenTheme();
+  };
+  window.addEventListener("beforeprint", () => print(true));
+  window.addEventListener("afterprint", () => print(false));
   document.documentElement.dataset.theme = chosenTheme();
   system.addEventListener("change", () => listeners.forEach((tell) => tell()));
 }

@@ -17,7 +17,7 @@ export const STAGES = {
 
 const ARMS = {
   learned: "the learned controller",
-  wait: "hosts left alone",
+  "no-growth": "no growth",
   random: "random growth",
   fixed: "the fixed schedule",
   heuristic: "the heuristic",
@@ -26,7 +26,7 @@ const ARMS = {
 
 /** What returns of training hosts are relative to, by the form of the reward; nothing for other forms. */
 export const RELATIVE_TO = {
-  paired: "hosts left alone",
+  paired: "no growth",
   scheduled: "the fixed schedule on the same hosts",
 };
 

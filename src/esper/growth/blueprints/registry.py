@@ -66,17 +66,10 @@ class Blueprint:
     ``copies_block``, it also takes a copy of the block, which becomes part of the seed."""
     summary: str
     """A short description of the seed."""
-    family: str = ""
-    """The largest blueprint with the same structure. This blueprint's seed, padded with zeros to
-    the size of that one, computes the same, so stacked hosts can compute both together. Empty for
-    the largest itself; ignored at sites where padding changes the result."""
     copies_block: bool = False
     """Whether the seed is built from a copy of the block. Such a blueprint fits residual blocks."""
     fits_pairs: bool = False
     """Whether it adds units to a pair of layers; it then builds a seed for either kind of site."""
-    can_redraw: bool = False
-    """Whether its seeds for blocks have a method ``redraw()``, which draws the weights of another
-    seed of the same site exactly as ``build`` would, but faster."""
 
     @property
     def facts(self) -> BlueprintFacts:

@@ -7,7 +7,6 @@ feature maps ``[B, C, H, W]``, sequences ``[B, T, D]``, vectors ``[B, D]``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from esper.growth.blueprints.registry import Blueprint, built_in
 from esper.growth.blueprints.widening import draw_mirrored
-from esper.growth.modules import draw_weights
 from esper.growth.sites import SlotSite, TensorKind
 
 LORA_SMALL_RANK = 4
@@ -30,38 +28,15 @@ class NoopSeed(nn.Module):
         """Return zeros in the shape of ``y``."""
         return torch.zeros_like(y)
 
-    def redraw(self) -> None:
-        """Do nothing; there are no weights."""
 
+class NormSeed(nn.Sequential):
+    """Normalizes a whole feature map, or the features at each position of other tensors."""
 
-class LayerNormSeed(nn.Sequential):
-    """Layer norm over the features of a sequence or vector."""
-
-    def __init__(self, width: int) -> None:
-        norm = nn.LayerNorm(width)
+    def __init__(self, site: SlotSite) -> None:
+        is_map = site.kind == TensorKind.FEATURE_MAP
+        norm = nn.GroupNorm(1, site.width) if is_map else nn.LayerNorm(site.width)
         nn.init.zeros_(norm.weight)
         super().__init__(norm)
-
-    def redraw(self) -> None:
-        """Give the seed the weights of a new one."""
-        norm = cast(nn.LayerNorm, self[0])
-        norm.reset_parameters()
-        nn.init.zeros_(norm.weight)
-
-
-class GroupNormSeed(nn.Sequential):
-    """Normalizes a whole feature map, then scales and shifts each channel."""
-
-    def __init__(self, width: int) -> None:
-        norm = nn.GroupNorm(1, width)
-        nn.init.zeros_(norm.weight)
-        super().__init__(norm)
-
-    def redraw(self) -> None:
-        """Give the seed the weights of a new one."""
-        norm = cast(nn.GroupNorm, self[0])
-        norm.reset_parameters()
-        nn.init.zeros_(norm.weight)
 
 
 class LowRankSeed(nn.Sequential):
@@ -76,13 +51,6 @@ class LowRankSeed(nn.Sequential):
         nn.init.zeros_(up.weight)
         super().__init__(nn.Linear(width_in, rank, bias=False), up)
 
-    def redraw(self) -> None:
-        """Give the seed the weights of a new one, which draws its last layer first."""
-        down, up = cast(tuple[nn.Linear, nn.Linear], tuple(self))
-        draw_weights(up)
-        nn.init.zeros_(up.weight)
-        draw_weights(down)
-
 
 class MLPSeed(nn.Sequential):
     """Two linear layers. The output starts at zero because units cancel in mirrored pairs."""
@@ -91,11 +59,6 @@ class MLPSeed(nn.Sequential):
         first, last = nn.Linear(width, hidden), nn.Linear(hidden, width)
         draw_mirrored(first, last)
         super().__init__(first, nn.GELU(), last)
-
-    def redraw(self) -> None:
-        """Give the seed the weights of a new one."""
-        draw_weights(self)
-        draw_mirrored(cast(nn.Linear, self[0]), cast(nn.Linear, self[2]))
 
 
 class CausalAttention(nn.Module):
@@ -197,49 +160,30 @@ def _zero_conv(width_in: int, width_out: int, kernel: int) -> nn.Conv2d:
     return conv
 
 
-def _build_norm(site: SlotSite) -> nn.Module:
-    is_map = site.kind == TensorKind.FEATURE_MAP
-    return GroupNormSeed(site.width) if is_map else LayerNormSeed(site.width)
+def _low_rank(name: str, rank: Callable[[SlotSite], int]) -> Blueprint:
+    return built_in(name, lambda site: LowRankSeed(site.input_width, site.width, rank(site)))
 
 
-def _low_rank(name: str, rank: Callable[[SlotSite], int], family: str = "") -> Blueprint:
-    return built_in(
-        name,
-        lambda site: LowRankSeed(site.input_width, site.width, rank(site)),
-        family=family,
-        can_redraw=True,
-    )
-
-
-def _mlp(name: str, hidden: Callable[[int], int], family: str = "") -> Blueprint:
-    return built_in(
-        name,
-        lambda site: MLPSeed(site.width, hidden(site.width)),
-        family=family,
-        can_redraw=True,
-    )
+def _mlp(name: str, hidden: Callable[[int], int]) -> Blueprint:
+    return built_in(name, lambda site: MLPSeed(site.width, hidden(site.width)))
 
 
 def _conv(name: str, share: float) -> Blueprint:
-    return built_in(
-        name,
-        lambda site: ConvSeed(site.width, max(1, int(share * site.width))),
-        family="conv_heavy",
-    )
+    return built_in(name, lambda site: ConvSeed(site.width, max(1, int(share * site.width))))
 
 
 BLUEPRINTS = (
-    built_in("noop", lambda _: NoopSeed(), can_redraw=True),
-    built_in("norm", _build_norm, can_redraw=True),
+    built_in("noop", lambda _: NoopSeed()),
+    built_in("norm", NormSeed),
     built_in("attention", lambda site: SqueezeExciteSeed(site.width)),
     built_in("depthwise", lambda site: DepthwiseSeed(site.width)),
     built_in("bottleneck", lambda site: BottleneckSeed(site.width)),
     _conv("conv_small", 0.25),
     _conv("conv_light", 0.5),
     _conv("conv_heavy", 1.0),
-    _low_rank("lora_small", lambda _: LORA_SMALL_RANK, family="lora_large"),
-    _low_rank("lora_large", lambda _: LORA_LARGE_RANK, family="lora_large"),
-    _mlp("mlp_small", lambda width: max(1, width // 2), family="mlp_large"),
+    _low_rank("lora_small", lambda _: LORA_SMALL_RANK),
+    _low_rank("lora_large", lambda _: LORA_LARGE_RANK),
+    _mlp("mlp_small", lambda width: max(1, width // 2)),
     _mlp("mlp_large", lambda width: 2 * width),
     built_in("self_attention", lambda site: SelfAttentionSeed(site.width)),
     _low_rank("low_rank", lambda site: site.width // 8),

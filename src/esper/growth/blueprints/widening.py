@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints.registry import Blueprint, built_in
-from esper.growth.modules import draw_weights
 from esper.growth.sharding import whole_values
 from esper.growth.sites import (
     ACTIVATIONS,
@@ -54,22 +53,6 @@ def draw_mirrored(first: Layer, second: Layer) -> None:
         second.weight[:, -1] = 0.0
 
 
-@torch.no_grad()
-def is_mirrored(first: Layer, second: Layer) -> bool:
-    """Return whether the hidden units of two layers still cancel in pairs."""
-    outgoing = second.weight
-    if not outgoing.any():
-        return True
-    pairs = [torch.equal(_odd(outgoing, dim=1), -_even(outgoing, dim=1))]
-    pairs += [
-        torch.equal(_odd(tensor, dim=0), _even(tensor, dim=0))
-        for tensor in (first.weight, first.bias)
-        if tensor is not None
-    ]
-    is_single = outgoing.shape[1] % 2 == 1
-    return all(pairs) and not (is_single and outgoing[:, -1].any())
-
-
 def _even(weight: Tensor, *, dim: int) -> Tensor:
     """Return the first unit of each pair, along axis 0."""
     return weight.transpose(0, dim)[: weight.shape[dim] // 2 * 2 : 2]
@@ -99,25 +82,16 @@ class WidenSeed(nn.Module):
     def __init__(self, site: SlotSite, n_units: int) -> None:
         super().__init__()
         path = site.path or _default_path(site)
-        self.first = _first_layer(site, path, n_units)
+        n_in, bias = site.input_width, path.has_first_bias
+        self.first = _build_layer(n_in, n_units, path.first_conv, bias=bias)
         self.norm = _norm(path, n_units)
         self.activation = ACTIVATIONS[path.activation]()
-        self.second = _second_layer(site, path, n_units)
+        self.second = _build_layer(n_units, site.width, path.second_conv, bias=False)
         draw_mirrored(self.first, self.second)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the hidden units add to the block's output."""
         return self.second(self.activation(self.norm(self.first(x))))
-
-    def redraw(self) -> None:
-        """Give the seed the weights and statistics of a new one."""
-        draw_weights(self)
-        draw_mirrored(self.first, self.second)
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the output is still zero for every input."""
-        return is_mirrored(self.first, self.second)
 
 
 ROWS = "rows"
@@ -143,7 +117,7 @@ class PairSeed(nn.Module):
         """More inputs of the rows (``ROWS``), and more outputs of columns, by their number."""
         self._n_samples = producer.input_shape[0]
         self._shapes = [
-            _new_shape(layer.input_shape, layer.unit_axis, columns)
+            _with_size(layer.input_shape, layer.unit_axis, matrix_of(columns).shape[1])
             for layer, columns in zip(pair.consumers, self.columns, strict=True)
         ]
 
@@ -161,12 +135,9 @@ class PairSeed(nn.Module):
 
     @torch.no_grad()
     def linked(self, pair: Pair) -> PairSeed:
-        """Return the seed, with the same layers, and links to whatever else its pair shows.
+        """Return the seed, with the same layers, and links to all other new units beside a pair.
 
         The weights of the links are zero, so they change no function.
-
-        Args:
-            pair: The pair with all new units beside it that the seed shall read and feed.
         """
         twin = copy.copy(self)
         twin.__dict__["_modules"] = dict(self._modules)
@@ -238,10 +209,9 @@ class PairSeed(nn.Module):
         ]
 
 
-def _new_shape(shape: tuple[int, ...], axis: int, columns: nn.Module) -> tuple[int, ...]:
-    """Return the shape of a consumer's input with only the new units."""
+def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     sizes = list(shape)
-    sizes[axis] = matrix_of(columns).shape[1]
+    sizes[axis] = size
     return tuple(sizes)
 
 
@@ -261,29 +231,11 @@ def _default_path(site: SlotSite) -> BlockPath:
     )
 
 
-def _first_layer(site: SlotSite, path: BlockPath, n_units: int) -> nn.Linear | nn.Conv2d:
-    shape, bias = path.first_conv, path.has_first_bias
+def _build_layer(n_in: int, n_out: int, shape: ConvShape | None, *, bias: bool) -> Layer:
     if shape is None:
-        return nn.Linear(site.input_width, n_units, bias=bias)
-    return _conv(site.input_width, n_units, shape, bias=bias)
-
-
-def _second_layer(site: SlotSite, path: BlockPath, n_units: int) -> nn.Linear | nn.Conv2d:
-    if path.second_conv is None:
-        return nn.Linear(n_units, site.width, bias=False)
-    return _conv(n_units, site.width, path.second_conv, bias=False)
-
-
-def _conv(width_in: int, width_out: int, shape: ConvShape, *, bias: bool) -> nn.Conv2d:
-    return nn.Conv2d(
-        width_in,
-        width_out,
-        shape.kernel,
-        stride=shape.stride,
-        padding=shape.padding,
-        dilation=shape.dilation,
-        bias=bias,
-    )
+        return nn.Linear(n_in, n_out, bias=bias)
+    geometry = shape.kernel, shape.stride, shape.padding, shape.dilation
+    return nn.Conv2d(n_in, n_out, *geometry, bias=bias)
 
 
 def _norm(path: BlockPath, n_units: int) -> nn.Module:
@@ -299,14 +251,7 @@ def _blueprint(name: str, share: float) -> Blueprint:
         n_units = max(1, n_units if site.room is None else min(n_units, site.room))
         return WidenSeed(site, n_units) if site.pair is None else PairSeed(site.pair, n_units)
 
-    return built_in(
-        name,
-        build,
-        # Padding a small seed to a huge one would cost more than a group of its own.
-        family="widen_large" if share <= SHARES["widen_large"] else "",
-        fits_pairs=True,
-        can_redraw=True,
-    )
+    return built_in(name, build, fits_pairs=True)
 
 
 BLUEPRINTS = tuple(_blueprint(name, share) for name, share in SHARES.items())

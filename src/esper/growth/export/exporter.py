@@ -134,10 +134,10 @@ def _is_our_class(cls: type) -> bool:
 
 
 def _only_builds(cls: type) -> bool:
-    """Return whether a class adds nothing to its base but how its weights are drawn."""
+    """Return whether a class adds nothing to its base but a constructor."""
     behaviour = (property, staticmethod, classmethod)
     return all(
-        name in ("__init__", "redraw") or not (callable(value) or isinstance(value, behaviour))
+        name == "__init__" or not (callable(value) or isinstance(value, behaviour))
         for name, value in vars(cls).items()
     )
 

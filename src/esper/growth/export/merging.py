@@ -125,10 +125,12 @@ def merge_seed(slot: SeedSlot, ties: Ties) -> bool:
     merge = _find_merge(slot, ties)
     if merge is None or not _takes_one_tensor(slot):
         return False
-    trial = copy.deepcopy(slot.block)
+    trial, shape = copy.deepcopy(slot.block), slot.site.input_shape
+    assert shape is not None, "parallel seeds need a site with a known input"
     merge(trial)
-    if not _do_agree(slot, trial):
-        return False
+    with evaluation_mode(slot):
+        if not _same_outputs(slot, trial, shape):
+            return False
     merge(slot.block)
     return True
 
@@ -159,7 +161,7 @@ def scale_copy(slot: SeedSlot, copied: nn.Module, alpha: float) -> bool:
         return torch.add(x, copied(x) - x, alpha=alpha)
 
     with evaluation_mode(copied):
-        if not _do_compute_same(blended, trial, slot.site.output_shape):
+        if not _same_outputs(blended, trial, slot.site.output_shape):
             return False
     _scale(copied.get_submodule(identity.zeroed[0]), alpha)
     return True
@@ -201,15 +203,7 @@ def _takes_one_tensor(slot: SeedSlot) -> bool:
     return len(parameters) == 1 and parameters[0].kind not in variable
 
 
-def _do_agree(slot: SeedSlot, merged: nn.Module) -> bool:
-    """Return whether the merged block and the slot agree on a random input."""
-    shape = slot.site.input_shape
-    assert shape is not None, "parallel seeds need a site with a known input"
-    with evaluation_mode(slot):
-        return _do_compute_same(slot, merged, shape)
-
-
-def _do_compute_same(
+def _same_outputs(
     wanted_by: Callable[[Tensor], Tensor], merged: nn.Module, shape: tuple[int, ...]
 ) -> bool:
     """Return whether a merged module computes what is wanted for a random input."""

@@ -30,7 +30,7 @@ def merge_pairs(network: PairNetwork, is_kept: IsKept) -> None:
         # Tensors move instead of modules, because a module may be referred to elsewhere.
         wrapper.block.__dict__.update(merged[name].__dict__)
     for slot in network.slots:
-        network.take_out(slot)
+        network.place(slot, is_used=False)
 
 
 def merged_layers(network: PairNetwork, is_kept: IsKept) -> dict[str, nn.Module]:

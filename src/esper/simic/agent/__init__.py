@@ -5,7 +5,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.update_report import UpdateReport
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.protocol import Decision, Policy
+from esper.simic.policy.policy import Decision, Policy
 
 __all__ = [
     "ActionSpec",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor
 
-from esper.config.checks import require_number
-from esper.errors import DeviceError, DtypeError, ShapeError, type_of
+from esper.config.checks import UnitInterval, check
+from esper.simic.tensors import check_tensor
 
 try:
     from esper.simic.agent import _advantages as _kernel
@@ -84,7 +82,7 @@ def estimate_advantages(
 
     Raises:
         ShapeError: If a tensor does not have the shape of ``rewards``, or that is not ``[E, T]``.
-        DtypeError: If an argument is no dense tensor, the numbers are not all float32 or all
+        DtypeError: If an argument is not a dense tensor, the numbers are not all float32 or all
             float64, or a flag is not bool.
         DeviceError: If the tensors are not on one device.
         ConfigError: If ``gamma`` or ``gae_lambda`` is outside [0, 1].
@@ -100,7 +98,7 @@ def estimate_advantages(
             and terminated.is_cpu
             and truncated.is_cpu
         )
-        do_fit = (
+        fits = (
             values.shape == next_values.shape == terminated.shape == truncated.shape == shape
             and len(shape) == 2
             and 0 not in shape
@@ -111,8 +109,8 @@ def estimate_advantages(
             and 0.0 <= gamma <= 1.0
             and 0.0 <= gae_lambda <= 1.0
         )
-        if not do_fit:
-            _raise_for(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+        if not fits:
+            raise ValueError("the arguments do not fit together")
         if _kernel is None or not are_on_cpu:
             deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
             advantages = reverse_scan(deltas.detach(), gamma * gae_lambda, terminated | truncated)
@@ -121,11 +119,8 @@ def estimate_advantages(
         form = _DOUBLE if dtype is torch.float64 else 0
         tensors = rewards, values, next_values, terminated, truncated
         return _run_kernel(tensors, shape, form, gamma, gae_lambda)
-    # An argument is no tensor or number, or a tensor is sparse.
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        _require_tensors(rewards, values, next_values, terminated, truncated)
-        require_number("gamma", gamma, least=0.0, most=1.0)
-        require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)
+        _check_arguments(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
         raise
 
 
@@ -141,13 +136,13 @@ def _run_kernel(
     rewards, values, next_values, terminated, truncated = tensors
     n_envs, n_steps = shape
     strides = rewards.stride()
-    do_agree = (
+    same_layout = (
         values.stride() == next_values.stride() == strides
         and terminated.stride() == truncated.stride() == strides
     )
-    if not (do_agree and strides == (1, n_envs)):
+    if not (same_layout and strides == (1, n_envs)):
         form |= _ENV_MAJOR
-        if not (do_agree and strides == (n_steps, 1)):
+        if not (same_layout and strides == (n_steps, 1)):
             rewards, values = rewards.contiguous(), values.contiguous()
             next_values = next_values.contiguous()
             terminated, truncated = terminated.contiguous(), truncated.contiguous()
@@ -179,7 +174,7 @@ def _share_a_device(first: Tensor, *others: Tensor) -> bool:
     return all(tensor.device == first.device for tensor in others)
 
 
-def _raise_for(
+def _check_arguments(
     rewards: Tensor,
     values: Tensor,
     next_values: Tensor,
@@ -187,41 +182,14 @@ def _raise_for(
     truncated: Tensor,
     gamma: float,
     gae_lambda: float,
-) -> NoReturn:
+) -> None:
     """Say which argument of :func:`estimate_advantages` is not what it must be."""
-    require_number("gamma", gamma, least=0.0, most=1.0)
-    require_number("gae_lambda", gae_lambda, least=0.0, most=1.0)
-    _require_tensors(rewards, values, next_values, terminated, truncated)
-    if rewards.ndim != 2 or rewards.numel() == 0:
-        raise ShapeError(
-            f"rewards has shape {tuple(rewards.shape)}; [environments, steps], with at least one "
-            "of each, is needed."
-        )
-    if rewards.dtype not in (torch.float32, torch.float64):
-        raise DtypeError(f"rewards has dtype {rewards.dtype}; torch.float32 or float64 is needed.")
-    numbers = {"values": values, "next_values": next_values}
-    flags = {"terminated": terminated, "truncated": truncated}
-    for name, tensor in {**numbers, **flags}.items():
-        if tensor.shape != rewards.shape:
-            shapes = f"{tuple(tensor.shape)}; rewards has {tuple(rewards.shape)}"
-            raise ShapeError(f"{name} has shape {shapes} and all must agree.")
-        expected = rewards.dtype if name in numbers else torch.bool
-        if tensor.dtype != expected:
-            raise DtypeError(f"{name} has dtype {tensor.dtype}; {expected} is needed.")
-        if tensor.device != rewards.device:
-            devices = f"{tensor.device}; rewards is on {rewards.device}"
-            raise DeviceError(f"{name} is on {devices} and all must be on one device.")
-    raise AssertionError("the arguments were refused but no check says why")
-
-
-def _require_tensors(*given: object) -> None:
-    """Reject arguments of :func:`estimate_advantages` that are no dense tensors."""
-    names = ("rewards", "values", "next_values", "terminated", "truncated")
-    for name, tensor in zip(names, given, strict=True):
-        if not isinstance(tensor, Tensor):
-            raise DtypeError(
-                f"{name} is {type_of(tensor)}; it must be a tensor, such as "
-                f"torch.as_tensor({name})."
-            )
-        if tensor.layout is not torch.strided:
-            raise DtypeError(f"{name} has layout {tensor.layout}; it must be dense.")
+    check("gamma", gamma, UnitInterval)
+    check("gae_lambda", gae_lambda, UnitInterval)
+    sizes, floats = ("environments", "steps"), (torch.float32, torch.float64)
+    check_tensor("rewards", rewards, sizes, floats)
+    shape, device = rewards.shape, rewards.device
+    check_tensor("values", values, shape, rewards.dtype, device)
+    check_tensor("next_values", next_values, shape, rewards.dtype, device)
+    check_tensor("terminated", terminated, shape, torch.bool, device)
+    check_tensor("truncated", truncated, shape, torch.bool, device)

@@ -60,9 +60,9 @@ def clipped_surrogate(
     applied to each head.
     """
     ratio = log_ratio.exp()
-    stake = advantages.unsqueeze(-1) * relevant
-    gain = ratio * stake
-    limit = ratio.clamp_(1.0 - clip_range, 1.0 + clip_range).mul_(stake)
+    weighted_advantage = advantages.unsqueeze(-1) * relevant
+    gain = ratio * weighted_advantage
+    limit = ratio.clamp_(1.0 - clip_range, 1.0 + clip_range).mul_(weighted_advantage)
     loss = torch.minimum(gain, limit).sum() / -n_free
     return loss, gain.masked_fill_(gain > limit, 0.0).div_(-n_free)
 
@@ -96,15 +96,15 @@ def value_loss(
 
     loss = mean of (V - G)^2, or of max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2)
     """
-    miss = values - returns
-    error, gradient = miss.square(), miss * (2.0 / miss.shape[0])
+    error = values - returns
+    squared, gradient = error.square(), error * (2.0 / error.shape[0])
     if clip_range_vf is not None:
         moved = (values - old_values).clamp(-clip_range_vf, clip_range_vf)
         clipped = (old_values + moved - returns).square()
         # Where clipping makes the error larger, the value is beyond the range and does not count.
-        gradient = gradient.masked_fill(clipped > error, 0.0)
-        error = torch.maximum(error, clipped)
-    return error.mean(), gradient
+        gradient = gradient.masked_fill(clipped > squared, 0.0)
+        squared = torch.maximum(squared, clipped)
+    return squared.mean(), gradient
 
 
 def entropy_bonus(entropies: Tensor, available: Tensor, n_free: Tensor) -> tuple[Tensor, Tensor]:

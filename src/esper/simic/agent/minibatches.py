@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.arrays import Flags
 from esper.config import PPOConfig
 from esper.errors import NonFiniteError, RolloutError
 from esper.simic.agent.losses import explained_variance, normalize_advantages
@@ -23,14 +22,12 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.policy.action_spec import all_choices
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations, leaves_of, map_leaves
-from esper.simic.policy.protocol import Policy
+from esper.simic.policy.policy import Policy
 from esper.simic.policy.sequences import (
     Indices,
     SequenceGrid,
     Sequences,
     lay_out,
-    lay_out_packed,
-    split_into_episodes,
     split_into_sequences,
 )
 
@@ -87,11 +84,10 @@ class PreparedRollout:
         self._is_skipped = np.ascontiguousarray(buffer.skipped.t().cpu().numpy())
         self._sequences = split_into_sequences(buffer.lengths, length)
         everything = self._lay_out(self._sequences)
-        self._is_fresh: Flags | None = None
         if self._has_memory and config.n_minibatches is None:
             # Episodes are sequences of their own, so that short ones run side by side.
-            self._sequences, self._is_fresh = split_into_episodes(
-                buffer.lengths, self._starts_episode, config.sequence_length
+            self._sequences = split_into_sequences(
+                buffer.lengths, config.sequence_length, self._starts_episode
             )
         n_steps = len(everything.steps)
         self._n_minibatches = config.count_minibatches(
@@ -128,9 +124,8 @@ class PreparedRollout:
         }
         self._whole = None
         if self._n_minibatches == 1:
-            is_packed = self._is_fresh is not None
-            grid = self._lay_out(self._sequences, self._is_fresh) if is_packed else everything
-            self._whole = self._build(grid)
+            is_packed = self._sequences.is_fresh is not None
+            self._whole = self._build(self._lay_out(self._sequences) if is_packed else everything)
 
     def minibatches(self, shuffler: torch.Generator) -> Iterator[tuple[Minibatch, bool]]:
         """Yield the minibatches of one epoch, each with whether it is the last."""
@@ -140,9 +135,8 @@ class PreparedRollout:
             order = torch.randperm(len(self._sequences), generator=shuffler).numpy()
             parts = self._split(order)
             for number, rows in enumerate(parts, start=1):
-                sequences = self._sequences.take(rows)
-                fresh = None if self._is_fresh is None else self._is_fresh[rows]
-                yield self._build(self._lay_out(sequences, fresh)), number == len(parts)
+                grid = self._lay_out(self._sequences.take(rows))
+                yield self._build(grid), number == len(parts)
         else:
             yield from self._shuffled_steps(shuffler)
 
@@ -157,18 +151,15 @@ class PreparedRollout:
 
     def _split(self, order: Indices) -> list[Indices]:
         """Split sequences, in an order, into minibatches of about as many steps."""
-        if self._is_fresh is None:
+        if self._sequences.is_fresh is None:
             return np.array_split(order, self._n_minibatches)
         sizes = (self._sequences.stop - self._sequences.start)[order]
         share = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
         part = (share * self._n_minibatches).astype(np.int64)
         return [rows for i in range(self._n_minibatches) if len(rows := order[part == i])]
 
-    def _lay_out(self, sequences: Sequences, is_fresh: Flags | None = None) -> SequenceGrid:
+    def _lay_out(self, sequences: Sequences) -> SequenceGrid:
         skipped = self._is_skipped if self._is_skipped.any() else None
-        if is_fresh is not None:
-            n_envs, device = self._buffer.n_envs, self._buffer.device
-            return lay_out_packed(sequences, is_fresh, n_envs, device, skipped)
         return lay_out(sequences, self._starts_episode, self._buffer.device, skipped)
 
     def _require_legal_actions(self, everything: SequenceGrid) -> None:
@@ -253,30 +244,31 @@ def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
     leaves = {
         name: torch.split(leaf, sizes) for name, leaf in leaves_of(batch.observations).items()
     }
-    is_single = isinstance(batch.observations, Tensor)
-    states, actions = torch.split(batch.state, sizes), torch.split(batch.actions, sizes)
+    split = {name: torch.split(getattr(batch, name), sizes) for name in _SPLIT}
     numbers = None if batch.numbers is None else torch.split(batch.numbers, sizes)
-    log_probs = torch.split(batch.old_log_probs, sizes)
-    relevant = torch.split(batch.relevant, sizes)
-    available, values = torch.split(batch.available, sizes), torch.split(batch.old_values, sizes)
-    returns, advantages = torch.split(batch.returns, sizes), torch.split(batch.advantages, sizes)
-    free = [part.sum().clamp_(min=1.0) for part in torch.split(batch.relevant.amax(dim=1), sizes)]
+    free = torch.split(batch.relevant.amax(dim=1), sizes)
     legal = batch.legal.split(sizes)
     for i in range(len(sizes)):
         part = {name: leaf[i] for name, leaf in leaves.items()}
         yield Minibatch(
-            observations=part[""] if is_single else part,
+            observations=part[""] if isinstance(batch.observations, Tensor) else part,
             resets=None,
-            state=states[i],
             cells=None,
             legal=legal[i],
-            actions=actions[i],
             numbers=None if numbers is None else numbers[i],
-            old_log_probs=log_probs[i],
-            old_values=values[i],
-            returns=returns[i],
-            advantages=advantages[i],
-            relevant=relevant[i],
-            available=available[i],
-            n_free=free[i],
+            n_free=free[i].sum().clamp_(min=1.0),
+            **{name: parts[i] for name, parts in split.items()},
         )
+
+
+_SPLIT = (
+    "state",
+    "actions",
+    "old_log_probs",
+    "old_values",
+    "returns",
+    "advantages",
+    "relevant",
+    "available",
+)
+"""The tensors of a minibatch that always have an entry for each step."""

@@ -7,17 +7,16 @@ choices of the widest.
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 
 from esper.config import PPOConfig
-from esper.config.checks import require_int, require_seed
-from esper.errors import ActionSpecError, ConfigError, DtypeError, NonFiniteError, ShapeError
+from esper.config.checks import Seed, check
+from esper.errors import ActionSpecError, ShapeError
 from esper.simic.agent.flat_parameters import FlatParameters
 from esper.simic.agent.losses import (
     clipped_surrogate,
@@ -33,7 +32,8 @@ from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.heads import LossGradient, LossGradients
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations
-from esper.simic.policy.protocol import Decision, Policy, note_weights
+from esper.simic.policy.policy import Decision, Policy, note_weights
+from esper.simic.tensors import check_tensor
 
 
 class PPOAgent:
@@ -70,30 +70,21 @@ class PPOAgent:
             config: Settings of the update.
             seed: Decides the weights, the actions drawn and the order of minibatches.
         """
-        if not isinstance(spec, ActionSpec):
+        check("spec", spec, ActionSpec)
+        self.policy: Policy = check("policy", policy, Policy)
+        check("config", config, PPOConfig | None)
+        seed = check("seed", seed, Seed)
+        if self.policy.spec != spec:
             raise ActionSpecError(
-                f"spec is {spec!r}; it must be an ActionSpec, such as policy.spec."
-            )
-        if not isinstance(policy, nn.Module) or not hasattr(policy, "spec"):
-            raise ActionSpecError(
-                f"policy is {policy!r}; it must be a policy, such as RecurrentPolicy(spec, size)."
-            )
-        if config is not None and not isinstance(config, PPOConfig):
-            raise ConfigError(f"config is {config!r}; it must be a PPOConfig.")
-        require_seed(seed)
-        seed = int(seed)
-        if policy.spec != spec:
-            raise ActionSpecError(
-                f"the policy was built for heads {policy.spec.names} of sizes {policy.spec.sizes}; "
+                f"the policy has heads {self.policy.spec.names} of sizes {self.policy.spec.sizes}; "
                 f"the agent's are {spec.names} of sizes {spec.sizes}."
             )
-        fresh = getattr(policy, "fresh_weights", None)
-        if fresh is not None and fresh == note_weights(policy):
-            cast(Any, policy).initialize(torch.Generator().manual_seed(seed))
+        fresh = self.policy.fresh_weights
+        if fresh is not None and fresh == note_weights(self.policy):
+            self.policy.initialize(torch.Generator().manual_seed(seed))
         self.spec = spec
-        self.policy: Policy = policy
         self.config = config or PPOConfig()
-        self._parameters = FlatParameters(policy.parameters())
+        self._parameters = FlatParameters(self.policy.parameters())
         self.device = self._parameters.flat.device
         self.normalizer = ReturnNormalizer(self.device)
         self.optimizer = torch.optim.Adam(
@@ -113,7 +104,7 @@ class PPOAgent:
             n_envs,
             n_steps,
             self.spec,
-            observation_size=self.policy.observation_size,
+            observation_size=self.policy.observation_spec,
             state_size=self.policy.state_size,
             device=self.device,
         )
@@ -144,7 +135,7 @@ class PPOAgent:
             NonFiniteError: If the policy's output is not finite.
         """
         if episode_starts is not None and state.shape[-1]:
-            _check_starts(episode_starts, state)
+            check_tensor("episode_starts", episode_starts, state.shape[:1], torch.bool)
             state = state.masked_fill(episode_starts.unsqueeze(-1), 0.0)
         generator = None if deterministic else self.generator
         decision = self.policy.act(observations, masks, state, generator)
@@ -202,54 +193,6 @@ class PPOAgent:
             stopped_early=stopped_early,
         )
 
-    def imitate(self, buffer: TamiyoRolloutBuffer, n_epochs: int) -> float:
-        """Make the actions in a buffer more likely, whoever chose them, and learn their values.
-
-            loss = -1 / n_free * sum over n, h of log p * relevant
-                   + vf_coef * value loss - ent_coef * entropy
-
-        Args:
-            buffer: Steps with the actions of a teacher, and the choices each head had beside them.
-            n_epochs: Passes over all steps.
-
-        Returns:
-            The first term of the loss, over the last pass.
-
-        Raises:
-            Everything that :meth:`update` does.
-        """
-        config = self.config
-        require_int("n_epochs", n_epochs, least=1)
-        self._require_own(buffer)
-        self._parameters.ensure_attached()
-        buffer.compute_advantages_and_returns(config.gamma, config.gae_lambda)
-        rollout = PreparedRollout(buffer, self.policy, self.normalizer, config)
-        left: list[Tensor] = []
-        with torch.no_grad():
-            for _ in range(n_epochs):
-                left.clear()
-                for minibatch, _ in rollout.minibatches(self._shuffler):
-                    left.append(self._differentiate_imitation(minibatch))
-                    self._descend()
-        mean = float(torch.stack(left).mean())
-        if not math.isfinite(mean):
-            raise NonFiniteError("the loss of the imitation is not finite; lower learning_rate.")
-        return mean
-
-    def _differentiate_imitation(self, batch: Minibatch) -> Tensor:
-        """Set the gradient of the imitation's loss on a minibatch; return its first term."""
-        config, measured = self.config, list[Tensor]()
-
-        def loss(log_probs: Tensor, entropies: Tensor, values: Tensor) -> LossGradients:
-            weight = batch.relevant / batch.n_free
-            measured.append(-(log_probs * weight).sum())
-            _, d_values = value_loss(values, batch.returns, batch.old_values, None)
-            _, d_entropies = entropy_bonus(entropies, batch.available, batch.n_free)
-            return -weight, -config.ent_coef * d_entropies, config.vf_coef * d_values
-
-        self._backpropagate(batch, loss)
-        return measured[0]
-
     def set_rates(
         self,
         *,
@@ -292,7 +235,7 @@ class PPOAgent:
         return copy.deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; what follows is then the same."""
+        """Restore what :meth:`state_dict` returned; training then continues identically."""
         self._require_fit(state["optimizer"])
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
@@ -429,15 +372,3 @@ class PPOAgent:
             maximize=False,
         )
         return norm
-
-
-def _check_starts(episode_starts: Tensor, state: Tensor) -> None:
-    """Reject flags that are not one bool for each environment."""
-    if not isinstance(episode_starts, Tensor):
-        kind = type(episode_starts).__name__
-        raise DtypeError(f"episode_starts is a {kind}; a torch.Tensor is needed.")
-    if episode_starts.dtype is not torch.bool:
-        raise DtypeError(f"episode_starts has dtype {episode_starts.dtype}; torch.bool is needed.")
-    if episode_starts.shape != state.shape[:1]:
-        shape, needed = tuple(episode_starts.shape), list(state.shape[:1])
-        raise ShapeError(f"episode_starts has shape {shape}; {needed} is needed.")

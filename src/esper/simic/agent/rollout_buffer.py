@@ -17,14 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from esper.arrays import Flags
-from esper.config.checks import require_int
+from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.config.memory import require_memory
-from esper.errors import ActionSpecError, DtypeError, RolloutError, ShapeError, type_of
+from esper.errors import RolloutError, ShapeError
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of, map_leaves
-from esper.simic.policy.protocol import Decision
+from esper.simic.policy.observations import Observations, ObservationSpec, map_leaves, named_leaves
+from esper.simic.policy.policy import Decision
 from esper.simic.policy.sequences import Indices
+from esper.simic.tensors import check_tensor
 
 
 class TamiyoRolloutBuffer:
@@ -57,16 +58,15 @@ class TamiyoRolloutBuffer:
             state_size: Length of an environment's recurrent state.
             device: Where steps are stored.
         """
-        require_int("n_envs", n_envs, least=1)
-        require_int("n_steps", n_steps, least=1)
-        require_int("state_size", state_size, least=0)
+        check("n_envs", n_envs, PositiveInt)
+        check("n_steps", n_steps, PositiveInt)
+        check("state_size", state_size, NonNegativeInt)
         if not isinstance(observation_size, ObservationSpec):
-            require_int("observation_size", observation_size, least=1)
-            observation_size = ObservationSpec.flat(observation_size)
-        if not isinstance(spec, ActionSpec):
-            raise ActionSpecError(f"spec is {spec!r}; it must be an ActionSpec.")
+            check("observation_size", observation_size, PositiveInt)
+        seen = ObservationSpec.of(observation_size)
+        check("spec", spec, ActionSpec)
         n_words = 2 * spec.n_discrete + spec.n_numbers + spec.n_heads + state_size + 3
-        n_bytes = 4 * n_words + spec.n_discrete * spec.n_choices + observation_size.n_bytes
+        n_bytes = 4 * n_words + spec.n_discrete * spec.n_choices + seen.n_bytes
         require_memory(float(n_envs) * n_steps * n_bytes, n_envs=n_envs, n_steps=n_steps)
         self.n_envs, self.n_steps, self.spec = n_envs, n_steps, spec
         self.device = torch.device(device)
@@ -74,7 +74,7 @@ class TamiyoRolloutBuffer:
         def store(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(n_steps, n_envs, *shape, dtype=dtype, device=self.device)
 
-        self._observations = observation_size.zeros(n_steps, n_envs, device=self.device)
+        self._observations = seen.zeros(n_steps, n_envs, device=self.device)
         self._states = store(state_size)
         self._actions = store(spec.n_discrete, dtype=torch.int64)
         self._numbers = store(spec.n_numbers)
@@ -91,7 +91,9 @@ class TamiyoRolloutBuffer:
         self._shared: tuple[NDArray[Any], NDArray[Any]] | None = None
         if self.device.type == "cpu":
             self._shared = (self._rewards.numpy(), self._flags.numpy())
-        self._places = [self._places_of(t) for t in range(n_steps)]
+        # Where the tensors of each step go; made once, as views take longer than writing.
+        stores = {k: v for k, v in self._stores().items() if k not in ("rewards", "flags")}
+        self._places = [{k: v[t] for k, v in stores.items()} for t in range(n_steps)]
         self.reset()
 
     # Everything below is [E, T, ...]: environments first, as far as steps are stored.
@@ -264,7 +266,7 @@ class TamiyoRolloutBuffer:
 
         Read only for environments whose last stored step did not end an episode.
         """
-        _require_fit("last_values", last_values, self._values[0])
+        check_tensor("last_values", last_values, [self.n_envs], torch.float32, is_cast=True)
         envs = np.flatnonzero(self._lengths)
         rows = torch.from_numpy(self._lengths[envs] - 1).to(self.device)
         columns = torch.from_numpy(envs).to(self.device)
@@ -285,9 +287,17 @@ class TamiyoRolloutBuffer:
         values, bootstraps = self._values[:n_steps], self._bootstrap_values[:n_steps]
         cut = self._flags[:n_steps, :, 1]
         terminal = self._flags[:n_steps, :, 0] & ~cut
-        steps_left = self._steps_left()
+        # [T, E] steps stored from t on: 1 at an environment's last, 0 or less beyond it.
+        lengths = torch.from_numpy(self._lengths).to(self.device)
+        steps_left = lengths - torch.arange(n_steps, device=self.device).unsqueeze(1)
         is_open = cut | ((steps_left <= 1) & ~terminal)
-        self._require_bootstraps(is_open & (steps_left > 0) & ~torch.isfinite(bootstraps))
+        missing = (is_open & (steps_left > 0) & ~torch.isfinite(bootstraps)).nonzero()
+        if len(missing):
+            t, env = (int(index) for index in missing[0])
+            raise RolloutError(
+                f"environment {env} has no finite bootstrap value at step {t}, which was truncated "
+                "or is its last; call finish(last_values) with the values of the states reached."
+            )
 
         next_values = torch.cat([values[1:], bootstraps[-1:]])
         next_values = torch.where(is_open, bootstraps, next_values)
@@ -351,25 +361,10 @@ class TamiyoRolloutBuffer:
         self._lengths[:] = self._cursor
         self._advantages = self._returns = None
 
-    def _places_of(self, t: int) -> dict[str, Tensor]:
-        """Return where the tensors of step t go; made once, as views take longer than writing."""
-        stores = {
-            "log_probs": self._log_probs,
-            "values": self._values,
-            "state": self._states,
-            "actions": self._actions,
-            "legal": self._legal,
-            "numbers": self._numbers,
-            "bootstrap_values": self._bootstrap_values,
-        }
-        for name, tensor in leaves_of(self._observations).items():
-            stores[f"observations{name and '.'}{name}"] = tensor
-        return {name: tensor[t] for name, tensor in stores.items() if tensor.numel()}
-
     def _stores(self) -> dict[str, Tensor]:
-        """Return the tensors in which steps are stored, ``[steps, E, ...]``."""
+        """Return the tensors in which steps are stored, ``[steps, E, ...]``, named as in add()."""
         stores = {
-            "states": self._states,
+            "state": self._states,
             "actions": self._actions,
             "numbers": self._numbers,
             "log_probs": self._log_probs,
@@ -378,14 +373,13 @@ class TamiyoRolloutBuffer:
             "rewards": self._rewards,
             "bootstrap_values": self._bootstrap_values,
             "flags": self._flags,
+            **named_leaves("observations", self._observations),
         }
-        for name, tensor in leaves_of(self._observations).items():
-            stores[f"observations.{name}" if name else "observations"] = tensor
-        return {name: tensor for name, tensor in stores.items() if tensor.shape[-1]}
+        return {name: tensor for name, tensor in stores.items() if tensor.numel()}
 
     def flat(self, name: str) -> Any:
         """Return what is stored under an attribute's name as ``[T * E, ...]``, time first."""
-        return map_leaves(_time_first, getattr(self, name))
+        return map_leaves(lambda view: view.transpose(0, 1).flatten(0, 1), getattr(self, name))
 
     def _write(
         self,
@@ -395,24 +389,14 @@ class TamiyoRolloutBuffer:
         bootstrap_values: Tensor | None,
     ) -> None:
         """Store the tensors of step t, all of them or, if one does not fit, none."""
-        places, given = self._places[t], leaves_of(observations)
-        values: dict[str, Any] = {
-            "log_probs": decision.log_probs,
-            "values": decision.values,
-            "state": decision.state,
-            "actions": decision.actions,
-            "legal": decision.legal,
-            "numbers": decision.numbers,
-            "bootstrap_values": bootstrap_values,
-            **{f"observations{name and '.'}{name}": value for name, value in given.items()},
-        }
+        given = {"bootstrap_values": bootstrap_values, **named_leaves("observations", observations)}
         rows: list[tuple[str, Tensor, Any]] = [
-            (name, place, values.get(name))
-            for name, place in places.items()
+            (name, place, given[name] if name in given else getattr(decision, name, None))
+            for name, place in self._places[t].items()
             if name != "bootstrap_values" or bootstrap_values is not None
         ]
         for name, place, value in rows:
-            _require_fit(name, value, place)
+            check_tensor(name, value, place.shape, place.dtype, is_cast=True)
         with torch.no_grad():
             for _, place, value in rows:
                 place.copy_(value)
@@ -448,39 +432,6 @@ class TamiyoRolloutBuffer:
                 f"the reward of environment {env} at step {t} is {rewards[env]}; "
                 "rewards must be finite."
             )
-
-    def _steps_left(self) -> Tensor:
-        """Return ``[T, E]``: steps stored from t on, 1 at an environment's last, 0 beyond it."""
-        lengths = torch.from_numpy(self._lengths).to(self.device)
-        return lengths - torch.arange(self._cursor, device=self.device).unsqueeze(1)
-
-    def _require_bootstraps(self, missing: Tensor) -> None:
-        if not bool(missing.any()):
-            return
-        t, env = (int(index) for index in missing.nonzero()[0])
-        raise RolloutError(
-            f"environment {env} has no finite bootstrap value at step {t}, which was truncated or "
-            "is its last; call finish(last_values) with the values of the states reached."
-        )
-
-
-def _time_first(view: Tensor) -> Tensor:
-    """Return ``[E, T, ...]`` as ``[T * E, ...]``."""
-    return view.transpose(0, 1).flatten(0, 1)
-
-
-def _require_fit(name: str, given: Tensor, place: Tensor) -> None:
-    """Refuse what cannot be stored in ``place`` as it is."""
-    if not isinstance(given, Tensor):
-        raise DtypeError(f"{name} is {type_of(given)}; a torch.Tensor is needed.")
-    if given.shape != place.shape:
-        shape, needed = tuple(given.shape), list(place.shape)
-        raise ShapeError(f"{name} has shape {shape}; {needed} is needed.")
-    if given.dtype is place.dtype:
-        return
-    kinds = [(t.is_floating_point(), t.dtype == torch.bool) for t in (given, place)]
-    if kinds[0] != kinds[1]:
-        raise DtypeError(f"{name} has dtype {given.dtype}; {place.dtype} is needed.")
 
 
 def _require_computed(tensor: Tensor | None) -> Tensor:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from esper.errors import NonFiniteError
 from esper.simic.agent.losses import kl_estimates
+from esper.simic.agent.minibatches import Minibatch
 from esper.simic.policy.action_spec import ActionSpec
 
 
@@ -103,19 +104,7 @@ class EpochMeasures:
             return None
         n_steps, n_free, policy_loss, value_loss, entropy = numbers[:5]
         heads = [numbers[i : i + spec.n_heads] for i in range(5, len(numbers), spec.n_heads)]
-        kl, clipped, head_entropy, relevant, available = heads
-        return cls(
-            n_steps=n_steps,
-            n_free=n_free,
-            policy_loss=policy_loss,
-            value_loss=value_loss,
-            entropy=entropy,
-            kl=kl,
-            clipped=clipped,
-            head_entropy=head_entropy,
-            relevant=relevant,
-            available=available,
-        )
+        return cls(n_steps, n_free, policy_loss, value_loss, entropy, *heads)
 
     @property
     def approx_kl(self) -> float:
@@ -161,31 +150,12 @@ class EpochMeasures:
         )
 
 
-class Counted(Protocol):
-    """The parts of a minibatch that are counted."""
-
-    @property
-    def relevant(self) -> Tensor:
-        """``[N, H]`` 1 where a head mattered."""
-        ...
-
-    @property
-    def available(self) -> Tensor:
-        """``[N, H]`` 1 where a head could have mattered."""
-        ...
-
-    @property
-    def n_free(self) -> Tensor:
-        """Number of steps with more than one legal action."""
-        ...
-
-
 @torch.no_grad()
 def measure(
     losses: tuple[Tensor, Tensor, Tensor],
     log_ratio: Tensor,
     entropies: Tensor,
-    batch: Counted,
+    batch: Minibatch,
     clip_range: float,
 ) -> Tensor:
     """Return the sums of a minibatch that :class:`EpochMeasures` reads; minibatches add up.

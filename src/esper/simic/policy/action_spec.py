@@ -19,12 +19,12 @@ from torch import Tensor
 
 from esper.errors import (
     ActionSpecError,
-    DtypeError,
     ShapeError,
     UnknownHeadError,
     ValueRangeError,
     did_you_mean,
 )
+from esper.simic.tensors import INTEGERS, check_tensor
 
 MaskLike = Tensor | np.ndarray
 
@@ -160,8 +160,7 @@ class ActionSpec:
 
     def relevant_heads(self, ops: Tensor) -> Tensor:
         """Return which heads the taken ops read: ``[...]`` integer ops to ``[..., H]`` bool."""
-        if ops.is_floating_point() or ops.dtype == torch.bool:
-            raise DtypeError(f"ops has dtype {ops.dtype}; an integer dtype is needed.")
+        check_tensor("ops", ops, dtype=INTEGERS)
         if ops.numel() and not 0 <= int(ops.min()) <= int(ops.max()) < len(self.relevance):
             raise ValueRangeError(
                 f"ops holds {int(ops.min())} to {int(ops.max())}; "
@@ -171,12 +170,8 @@ class ActionSpec:
 
     def available_heads(self, op_masks: Tensor) -> Tensor:
         """Return which heads a legal op could read: ``[..., O]`` bool to ``[..., H]`` bool."""
-        n_ops = len(self.relevance)
-        if op_masks.dtype != torch.bool:
-            raise DtypeError(f"op_masks has dtype {op_masks.dtype}; torch.bool is needed.")
-        if op_masks.ndim == 0 or op_masks.shape[-1] != n_ops:
-            shape = tuple(op_masks.shape)
-            raise ShapeError(f"op_masks has shape {shape}; its last axis must be the {n_ops} ops.")
+        shape = (*op_masks.shape[:-1], len(self.relevance))
+        check_tensor("op_masks", op_masks, shape, torch.bool)
         n_readers = op_masks.float() @ relevance_table(self, op_masks.device).float()
         return n_readers > 0
 
@@ -204,13 +199,9 @@ class ActionSpec:
             as_flags(torch.as_tensor(row), f"the mask of head {name!r}")
             for name, row in zip(names, rows, strict=True)
         ]
-        batch = tensors[0].shape[0] if tensors[0].ndim == 2 else -1
+        batch = len(tensors[0]) if tensors[0].ndim else 0
         for name, size, mask in zip(names, self.sizes, tensors, strict=True):
-            if tuple(mask.shape) != (batch, size):
-                raise ShapeError(
-                    f"the mask of head {name!r} has shape {tuple(mask.shape)}; "
-                    f"[batch, {size}] with one batch size for all heads is needed."
-                )
+            check_tensor(f"the mask of head {name!r}", mask, (batch, size))
         padded = tensors[0].new_zeros(batch, self.n_discrete, self.n_choices)
         for column, (size, mask) in enumerate(zip(self.sizes, tensors, strict=True)):
             padded[:, column, :size] = mask

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.errors import ConfigError
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.heads import ActionHeads, HeadsPolicy, LossGradient
+from esper.simic.policy.heads import ActionHeads, LossGradient
 from esper.simic.policy.masks import LegalChoices
 from esper.simic.policy.networks import (
     EncoderTowers,
@@ -21,15 +21,11 @@ from esper.simic.policy.networks import (
     initialize,
     tower_layers,
 )
-from esper.simic.policy.observations import (
-    Observations,
-    ObservationSpec,
-    batch_size,
-    map_leaves,
-)
+from esper.simic.policy.observations import Observations, ObservationSpec, batch_size, map_leaves
+from esper.simic.policy.policy import Policy
 
 
-class ActorCriticPolicy(HeadsPolicy):
+class ActorCriticPolicy(Policy):
     """A policy and a value on the features of any network.
 
     The network may have memory. Sequences then pass through it one step after another; the
@@ -63,7 +59,7 @@ class ActorCriticPolicy(HeadsPolicy):
                 f"the network {type(network).__name__} has output_size {size!r}; it must have an "
                 "attribute output_size, the number of features that forward returns."
             )
-        self.spec, self.observation_size = spec, observation_spec
+        self.spec, self.observation_spec = spec, observation_spec
         self.network = network
         self.heads = ActionHeads(spec, squash=squash, log_std_init=log_std_init)
         self.policy_layer = nn.Linear(size, self.heads.n_outputs)
@@ -197,6 +193,3 @@ class ActorCriticPolicy(HeadsPolicy):
             outputs.append(output)
             values.append(value)
         return torch.cat(outputs), torch.cat(values)
-
-    def _check(self, observations: Observations, state: Tensor) -> None:
-        self.observation_size.require_fit(observations)

@@ -28,36 +28,22 @@ _NEGLIGIBLE = -80.0
 
 
 def masked_log_softmax(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (finite everywhere) and probabilities of each head, ``[P, N]``."""
-    layout = legal.layout
-    if legal.is_everything and layout.is_single:
-        log_p = torch.log_softmax(logits, dim=0)
-        return log_p, log_p.exp()
-    shifted, weights, total = _weigh(logits, legal)
-    return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
-
-
-def masked_softmax(logits: Tensor, legal: LegalChoices) -> Tensor:
-    """Return the probabilities alone, the same as of :func:`masked_log_softmax`."""
-    if legal.is_everything and legal.layout.is_single:
-        return masked_log_softmax(logits, legal)[1]
-    _, weights, total = _weigh(logits, legal)
-    return weights.div_(legal.layout.spread(total))
-
-
-def _weigh(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits less their head's best, their exponentials, and the sum of each head's.
+    """Return log-probabilities (finite everywhere) and probabilities of each head, ``[P, N]``.
 
     Illegal logits meet the ceiling, so that what the network put there has no influence and
     nothing non-finite arises; their exponential counts as exactly 0.
     """
     layout = legal.layout
+    if legal.is_everything and layout.is_single:
+        log_p = torch.log_softmax(logits, dim=0)
+        return log_p, log_p.exp()
     bounded = logits.clone() if legal.is_everything else torch.minimum(logits, legal.ceiling)
     shifted = bounded.sub_(layout.spread(layout.best(bounded))).clamp_(min=LOWEST)
     weights = shifted.clamp(min=_NEGLIGIBLE).exp_()
     if not legal.is_everything:
         weights.mul_(legal.weight)
-    return shifted, weights, layout.total(weights)
+    total = layout.total(weights)
+    return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
 
 
 def log_prob_and_entropy(
@@ -181,7 +167,16 @@ def draw_actions(
         actions, log_probs, legal, is_sound = _draw_by_kernel(layout, logits, masks, uniforms)
     if not is_sound:
         env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
-        _raise_for(spec, env, head, is_not_finite=bool(legal[env, head].any()))
+        place = f"head {spec.names[head]!r} of environment {env}"
+        if bool(legal[env, head].any()):
+            raise NonFiniteError(
+                f"the logits of {place} are not finite; the policy's weights or the observations "
+                "hold NaN or infinity. Check the observations, or lower learning_rate."
+            )
+        raise NoLegalActionError(
+            f"{place} has no legal choice; every head needs at least one "
+            "(a head that does not matter may allow all of its choices)."
+        )
     return actions, log_probs, legal
 
 
@@ -285,17 +280,3 @@ def apply_conditions(
             allowed = allowed | ~is_read.unsqueeze(-1)
         legal[:, child, : allowed.shape[-1]] &= allowed
     return legal
-
-
-def _raise_for(spec: ActionSpec, env: int, head: int, is_not_finite: bool) -> None:
-    """Say why no choice of a head could be drawn."""
-    place = f"head {spec.names[head]!r} of environment {env}"
-    if is_not_finite:
-        raise NonFiniteError(
-            f"the logits of {place} are not finite; the policy's weights or the observations hold "
-            "NaN or infinity. Check the observations, or lower learning_rate."
-        )
-    raise NoLegalActionError(
-        f"{place} has no legal choice; every head needs at least one "
-        "(a head that does not matter may allow all of its choices)."
-    )

@@ -8,9 +8,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from esper.config import sb3_names
 from esper.config.learning import NetworkConfig
 from esper.errors import ConfigError, did_you_mean, type_of
-from esper.simic import sb3_names
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.actor_critic import ActorCriticPolicy
 from esper.simic.policy.networks import EncoderTowers
@@ -47,13 +47,23 @@ def make_policy(
         policy = "multi-input" if single is None else "cnn" if single.kind == "image" else "mlp"
     generator = torch.Generator().manual_seed(seed)
     heads: dict[str, Any] = {"squash": network.squash, "log_std_init": network.log_std_init}
-    if isinstance(policy, str):
-        _require_name(policy)
+    if isinstance(policy, str) and policy not in POLICIES:
+        near = sb3_names.POLICIES.get(policy)
+        hint = f" Write {near!r}." if near else did_you_mean(policy, POLICIES)
+        raise ConfigError(
+            f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}, or a network of your "
+            f"own.{hint}"
+        )
     _require_used(policy, network)
     if policy == "lstm":
         return policy, RecurrentPolicy(spec, observation_spec, network, generator=generator)
     if isinstance(policy, str):
-        _require_kind(policy, observation_spec, observation_space)
+        single = observation_spec.single
+        if policy == "cnn" and (single is None or single.kind != "image"):
+            raise ConfigError(
+                f"policy is 'cnn', but the observation space is {observation_space}; an image is a "
+                "Box with three axes. Use 'mlp' or 'multi-input'."
+            )
         towers = EncoderTowers(observation_spec, network)
         return policy, ActorCriticPolicy(
             spec, observation_spec, towers, generator=generator, **heads
@@ -102,16 +112,6 @@ def _require_size(network: nn.Module, observations: Any, state: Tensor) -> None:
             )
 
 
-def _require_name(policy: str) -> None:
-    if policy not in POLICIES:
-        near = sb3_names.POLICIES.get(policy)
-        hint = f" Write {near!r}." if near else did_you_mean(policy, POLICIES)
-        raise ConfigError(
-            f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}, or a network of your "
-            f"own.{hint}"
-        )
-
-
 def _require_used(policy: Any, network: NetworkConfig) -> None:
     """Reject settings that the policy would ignore."""
     own = ("hidden_sizes", "activation", "feature_size", "lstm_size", "image_size")
@@ -124,12 +124,3 @@ def _require_used(policy: Any, network: NetworkConfig) -> None:
             what = f"the policy {policy!r}" if isinstance(policy, str) else "a network of your own"
             advice = f"it has {', '.join(used)}" if used else "set it in the network"
             raise ConfigError(f"{name} is {value!r}, but {what} has no {name}; {advice}.")
-
-
-def _require_kind(policy: str, observation_spec: ObservationSpec, space: spaces.Space[Any]) -> None:
-    single = observation_spec.single
-    if policy == "cnn" and (single is None or single.kind != "image"):
-        raise ConfigError(
-            f"policy is 'cnn', but the observation space is {space}; an image is a Box with three "
-            "axes. Use 'mlp' or 'multi-input'."
-        )

@@ -6,9 +6,7 @@ widest, ``P`` choices of all discrete heads side by side, ``C`` numbers of all c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +17,10 @@ from esper.simic.policy.distribution import (
     evaluate_actions,
     log_prob_and_entropy,
     log_prob_and_entropy_backward,
-    masked_softmax,
+    masked_log_softmax,
 )
 from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
-from esper.simic.policy.masks import (
-    ChoiceMasks,
-    HeadLayout,
-    LegalChoices,
-    MaskInput,
-    as_choice_masks,
-    layout_of,
-)
-from esper.simic.policy.observations import Observations
-from esper.simic.policy.protocol import Decision, note_weights
+from esper.simic.policy.masks import ChoiceMasks, HeadLayout, LegalChoices, layout_of
 
 LossGradients = tuple[Tensor, Tensor | None, Tensor]
 """Of log-probabilities, entropies and values; None for zero."""
@@ -152,79 +141,4 @@ class ActionHeads(nn.Module):
 
     def probabilities(self, outputs: Tensor, legal: LegalChoices) -> Tensor:
         """Return the probability ``[N, P]`` of each choice of each discrete head."""
-        return masked_softmax(outputs[:, : self.n_logits].t(), legal).t()
-
-    def lay_out_masks(
-        self, legal: Tensor, dtype: torch.dtype, *, is_everything: bool = False
-    ) -> LegalChoices:
-        """Return masks ``[N, D, K]`` in the form that :meth:`evaluate` reads."""
-        # A log-probability needs at least single precision, whatever the weights are in.
-        dtype = torch.promote_types(dtype, torch.float32)
-        return LegalChoices.of(self.spec, legal, dtype, is_everything=is_everything)
-
-
-class HeadsPolicy(nn.Module, ABC):
-    """What the policies here have in common: one step of a network, and heads on its outputs."""
-
-    spec: ActionSpec
-    heads: ActionHeads
-    fresh_weights: Any = None
-    """Tells an agent that the weights are still those of the default seed; see `note_weights`."""
-
-    @abstractmethod
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw all weights."""
-
-    @abstractmethod
-    def _step(self, observations: Any, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return outputs ``[B, P + C]``, values ``[B]`` and the next state ``[B, state size]``."""
-
-    @abstractmethod
-    def _check(self, observations: Any, state: Tensor) -> None:
-        """Reject observations and states that do not fit the network."""
-
-    @property
-    @abstractmethod
-    def _output_weight(self) -> Tensor:
-        """The weight of the layer that gives the outputs."""
-
-    def act(
-        self,
-        observations: Observations,
-        masks: MaskInput,
-        state: Tensor,
-        generator: torch.Generator | None,
-    ) -> Decision:
-        """Choose an action for each environment; see :meth:`Policy.act`."""
-        self._check(observations, state)
-        choices = as_choice_masks(self.spec, masks, state.shape[0], self._output_weight.device)
-        outputs, values, next_state = self._step(observations, state)
-        actions, numbers, log_probs, legal = self.heads.draw(outputs, choices, generator)
-        return Decision(actions, log_probs, values, legal, state, next_state, numbers, outputs)
-
-    def value(self, observations: Observations, state: Tensor) -> Tensor:
-        """Return the value ``[B]`` of observations ``[B, ...]`` in states ``[B, state size]``."""
-        self._check(observations, state)
-        return self._step(observations, state)[1]
-
-    @torch.no_grad()
-    def probabilities(self, decision: Decision) -> Tensor:
-        """Return the probability ``[B, P]`` of each choice in a decision of this policy."""
-        assert decision.outputs is not None, "the policy keeps its outputs"
-        return self.heads.probabilities(decision.outputs, self.lay_out_masks(decision.legal))
-
-    @torch.no_grad()
-    def is_finite(self, observations: Observations, state: Tensor) -> bool:
-        """Return whether outputs and values of observations ``[B, ...]`` are all finite."""
-        outputs, values, _ = self._step(observations, state)
-        return bool(torch.isfinite(outputs).all() & torch.isfinite(values).all())
-
-    def lay_out_masks(self, legal: Tensor, *, is_everything: bool = False) -> LegalChoices:
-        """Return masks ``[N, D, K]`` in the form that ``evaluate`` reads."""
-        dtype = self._output_weight.dtype
-        return self.heads.lay_out_masks(legal, dtype, is_everything=is_everything)
-
-    def _initialize_with(self, generator: torch.Generator | None) -> None:
-        """Draw all weights, from the default seed if there is no generator."""
-        self.initialize(generator or torch.Generator().manual_seed(0))
-        self.fresh_weights = note_weights(self) if generator is None else None
+        return masked_log_softmax(outputs[:, : self.n_logits].t(), legal)[1].t()

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.errors import ActionSpecError, DeviceError, DtypeError, ShapeError
+from esper.errors import ActionSpecError
 from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices, as_flags
+from esper.simic.tensors import check_tensor
 
 
 @dataclass(frozen=True)
@@ -115,15 +116,7 @@ def as_choice_masks(
         per_head = cast(Mapping[str, MaskLike] | Sequence[MaskLike], masks)
         choices = ChoiceMasks(spec.pad_masks(per_head).to(device))
     legal = choices.legal
-    if tuple(legal.shape) != (batch, spec.n_discrete, spec.n_choices):
-        raise ShapeError(
-            f"masks has shape {tuple(legal.shape)}; "
-            f"{[batch, spec.n_discrete, spec.n_choices]} (batch, heads, choices) is needed."
-        )
-    if legal.dtype != torch.bool:
-        raise DtypeError(f"masks has dtype {legal.dtype}; torch.bool is needed.")
-    if legal.device != device:
-        raise DeviceError(f"masks is on {legal.device}; the policy is on {device}.")
+    check_tensor("masks", legal, [batch, spec.n_discrete, spec.n_choices], torch.bool, device)
     if isinstance(masks, Tensor) or (isinstance(masks, ChoiceMasks) and not masks.is_padded):
         # A user's padding may hold anything; a choice beyond a head's last does not exist.
         choices = ChoiceMasks(legal & all_choices(spec, device), choices.conditions)
@@ -151,17 +144,10 @@ def _check_conditions(spec: ActionSpec, choices: ChoiceMasks) -> None:
                 "cannot be restricted, and a head must be before it restricts another."
             )
         parents.add(parent)
-        needed = [spec.sizes[parent], spec.sizes[child]]
-        if list(table.shape) not in (needed, [len(choices.legal), *needed]):
-            raise ShapeError(
-                f"the condition of head {spec.names[child]!r} on {spec.names[parent]!r} has shape "
-                f"{tuple(table.shape)}; {needed}, with or without the batch before it, is needed."
-            )
-        if table.dtype != torch.bool or table.device != choices.legal.device:
-            raise DtypeError(
-                f"the condition of head {spec.names[child]!r} is {table.dtype} on {table.device}; "
-                f"torch.bool on {choices.legal.device} is needed."
-            )
+        name = f"the condition of head {spec.names[child]!r} on {spec.names[parent]!r}"
+        batch = [len(choices.legal)] if table.ndim == 3 else []
+        needed = [*batch, spec.sizes[parent], spec.sizes[child]]
+        check_tensor(name, table, needed, torch.bool, choices.legal.device)
 
 
 # The logit of an illegal choice: below any other, and its products with gradients stay finite.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,15 +33,6 @@ from esper.simic.policy.observations import (
     ObservationSpec,
     leaves_of,
 )
-
-Features = Tensor | tuple[Tensor, Tensor]
-"""``[N, F]`` for policy and value, or one for each."""
-
-
-class Network(Protocol):
-    """What a network must have to carry a policy; see the top of this module."""
-
-    output_size: int
 
 
 class Encoder(nn.Module):

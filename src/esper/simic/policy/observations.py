@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from esper.errors import ShapeError, UnsupportedEnvironmentError, type_of
+from esper.simic.tensors import check_tensor
 
 Observations = Tensor | dict[str, Tensor]
+"""``[B, ...]``, or such a tensor for each name of a ``Dict`` or ``Tuple`` space."""
 ObservationLike = ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor]
 """An observation as an environment gives it, or a batch of them."""
-"""``[B, ...]``, or such a tensor for each name of a ``Dict`` or ``Tuple`` space."""
 
 Kind = Literal["vector", "image", "category"]
 
@@ -66,15 +67,9 @@ class ObservationLeaf:
         if any(self.starts):
             batch = np.asarray(batch) - np.asarray(self.starts).reshape(self.shape)
         array = np.array(batch, self.dtype, order="C")
-        if array.shape[1:] != self.shape:
-            self.reject(name, array.shape)
-        return torch.from_numpy(array)
-
-    def reject(self, name: str, shape: object) -> NoReturn:
-        """Raise ShapeError for a batch of another shape."""
-        where = f"observations[{name!r}]" if name else "observations"
-        needed = ", ".join(map(str, ("batch size", *self.shape)))
-        raise ShapeError(f"{where} has shape {shape}; ({needed}) is needed.")
+        tensor = torch.from_numpy(array)
+        check_tensor(_full_name(name), tensor, ("batch", *self.shape))
+        return tensor
 
 
 @dataclass(frozen=True)
@@ -85,8 +80,10 @@ class ObservationSpec:
     """By name; a space that is neither ``Dict`` nor ``Tuple`` has one leaf, named ``""``."""
 
     @classmethod
-    def flat(cls, size: int) -> ObservationSpec:
-        """Describe observations that are vectors of a size."""
+    def of(cls, size: int | ObservationSpec) -> ObservationSpec:
+        """Describe observations that are vectors of a size, or return what describes others."""
+        if isinstance(size, ObservationSpec):
+            return size
         return cls({"": ObservationLeaf("vector", (int(size),), "float32")})
 
     @classmethod
@@ -152,18 +149,17 @@ class ObservationSpec:
             )
         return None if n_axes == 0 else int(shape[0])
 
-    def require_fit(self, observations: Observations) -> None:
-        """Check tensors ``[B, ...]`` against the space.
+    def require_fit(self, observations: Observations, like: Tensor) -> None:
+        """Reject tensors that are not ``[B, ...]`` of the space, on the device of a weight.
 
         Raises:
-            ShapeError: If a tensor is missing or has another shape.
+            TensorError: Naming the tensor. Real numbers must have the dtype of the weight.
         """
         given = leaves_of(observations)
         for name, leaf in self.leaves.items():
-            tensor = given.get(name)
-            if not isinstance(tensor, Tensor) or tuple(tensor.shape[1:]) != leaf.shape:
-                shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor
-                leaf.reject(name, shape)
+            dtype = like.dtype if leaf.dtype == "float32" else None
+            shape = ("batch", *leaf.shape)
+            check_tensor(_full_name(name), given.get(name), shape, dtype, like.device)
 
     def misfit(self, observation: Any) -> str | None:
         """Return in words why one observation does not fit the space; None if it does.
@@ -177,7 +173,7 @@ class ObservationSpec:
             try:
                 shape = np.array(value, leaf.dtype).shape
             except (TypeError, ValueError):
-                return f"the observation{part} is {type_of(value)} that is no array of numbers"
+                return f"the observation{part} is {type_of(value)}, not an array of numbers"
             if shape != leaf.shape:
                 return f"the observation{part} has shape {shape}; the space has {leaf.shape}"
         return None
@@ -201,6 +197,16 @@ def map_leaves(function: Callable[[Tensor], Tensor], observations: Observations)
 def leaves_of(observations: Observations) -> dict[str, Tensor]:
     """Return the tensors of observations by name; a single one is named ``""``."""
     return observations if isinstance(observations, dict) else {"": observations}
+
+
+def named_leaves(prefix: str, observations: Observations) -> dict[str, Tensor]:
+    """Return the tensors of observations by their full names, such as ``observations.camera``."""
+    leaves = leaves_of(observations)
+    return {f"{prefix}.{name}" if name else prefix: leaf for name, leaf in leaves.items()}
+
+
+def _full_name(name: str) -> str:
+    return f"observations[{name!r}]" if name else "observations"
 
 
 def batch_size(observations: Observations) -> int:

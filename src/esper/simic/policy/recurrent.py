@@ -8,7 +8,7 @@ the widest head, ``P`` outputs of all heads side by side, ``W`` any size.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -17,26 +17,18 @@ from torch.autograd.function import once_differentiable
 
 from esper.config.learning import NetworkConfig, PolicyConfig
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
-from esper.errors import DeviceError, DtypeError, ShapeError, TensorError
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.encoders import CategoryColumns
-from esper.simic.policy.heads import ActionHeads, HeadsPolicy
+from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.masks import LegalChoices
 from esper.simic.policy.networks import Encoder, initialize
-from esper.simic.policy.normalizers import ObservationNormalizer
-from esper.simic.policy.observations import (
-    Observations,
-    ObservationSpec,
-    batch_size,
-    leaves_of,
-    map_leaves,
-)
+from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of, map_leaves
+from esper.simic.policy.policy import Policy
 
 # Far below any pre-activation, yet its products stay finite: a sigmoid of it is exactly zero.
 _CLOSED = -1.0e4
 
 
-class RecurrentTrunk(HeadsPolicy):
+class RecurrentTrunk(Policy):
     """A policy and a value for partially observed environments with factored, masked actions.
 
     The state of an environment is one vector ``[2 * M]``: the LSTM's output and its cell.
@@ -61,7 +53,7 @@ class RecurrentTrunk(HeadsPolicy):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.observation_size = observation_size
+        self.observation_spec = ObservationSpec.of(observation_size)
         self.heads = heads or ActionHeads(spec)
         self._cell_weights: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
@@ -95,10 +87,6 @@ class RecurrentTrunk(HeadsPolicy):
     @abstractmethod
     def logit_bias(self, head: str) -> Tensor:
         """Return the bias of a head's logits, ``[choices]``; it can be changed in place."""
-
-    @abstractmethod
-    def learn_observations(self, observations: Any) -> None:
-        """Update the running statistics of observations ``[N, ...]``, if there are any."""
 
     @property
     def _output_weight(self) -> Tensor:
@@ -134,7 +122,7 @@ class RecurrentTrunk(HeadsPolicy):
         """Return head outputs ``[P, N]`` and values ``[N]``; see :meth:`Policy.evaluate`."""
         # Flat, because rectifying a view in place would make the gradient copy all of it.
         grid = next(iter(leaves_of(observations).values())).shape[:2]
-        encoded, extra = self._encode(map_leaves(_flatten_grid, observations))
+        encoded, extra = self._encode(map_leaves(lambda leaf: leaf.flatten(0, 1), observations))
         features = torch.relu_(encoded).view(*grid, -1)
         if resets is not None:
             closing = features.new_zeros(features.shape[-1])
@@ -164,45 +152,6 @@ class RecurrentTrunk(HeadsPolicy):
         start = (state[:, :size], state[:, size:])
         hidden, cell = torch.lstm_cell(torch.relu_(encoded), start, *self._lstm_weights())
         return *self._output(hidden, extra), torch.cat([hidden, cell], dim=-1)
-
-    def _check(self, observations: Observations, state: Tensor) -> None:
-        """Reject observations and states that do not fit the network."""
-        weight = self.features.weight
-        # The usual case, in few comparisons: this is done at every step.
-        if (
-            isinstance(observations, Tensor)
-            and isinstance(state, Tensor)
-            and observations.shape[1:] == (self.observation_size,)
-            and state.shape == (observations.shape[0], self.state_size)
-            and observations.dtype is state.dtype is weight.dtype
-            and observations.device == state.device == weight.device
-            and observations.shape[0]
-        ):
-            return
-        leaves = {"state": (state, (self.state_size,))}
-        if isinstance(self.observation_size, ObservationSpec):
-            self.observation_size.require_fit(observations)
-            if not isinstance(state, Tensor) or state.shape[0] != batch_size(observations):
-                raise ShapeError("observations and state need one batch size.")
-        else:
-            leaves = {"observations": (observations, (self.observation_size,)), **leaves}
-        batch = 0
-        for name, (tensor, size) in leaves.items():
-            if not isinstance(tensor, Tensor):
-                kind = type(tensor).__name__
-                raise TensorError(f"{name} is a {kind}; a torch.Tensor is needed.")
-            batch = batch or (tensor.shape[0] if tensor.ndim else 0)
-            if tensor.shape != (batch, *size) or batch == 0:
-                raise ShapeError(
-                    f"{name} has shape {tuple(tensor.shape)}; [batch, {size[0]}] is needed, "
-                    "with one batch size of at least 1 for observations and state."
-                )
-            if tensor.dtype is not weight.dtype:
-                raise DtypeError(f"{name} has dtype {tensor.dtype}; {weight.dtype} is needed.")
-            if tensor.device != weight.device:
-                raise DeviceError(
-                    f"{name} is on {tensor.device}; the policy is on {weight.device}."
-                )
 
     def _lstm_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the LSTM's input weights, recurrent weights and their two biases."""
@@ -273,7 +222,6 @@ class RecurrentPolicy(RecurrentTrunk):
         observation_size: int | ObservationSpec,
         config: PolicyConfig | NetworkConfig | None = None,
         *,
-        categories: Mapping[int, int] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         """Build the network.
@@ -282,40 +230,25 @@ class RecurrentPolicy(RecurrentTrunk):
             spec: The heads of an action.
             observation_size: Length of an observation that is a vector, or what it consists of.
             config: Sizes of the network.
-            categories: Columns of a vector that hold a category, with the number of categories:
-                ``k / n`` is category k of n, 0 is none. Each is replaced by an embedding.
             generator: Draws the weights; without one the agent's seed decides them.
         """
         config = config or PolicyConfig()
-        squash = isinstance(config, NetworkConfig) and config.squash
-        log_std = config.log_std_init if isinstance(config, NetworkConfig) else 0.0
-        heads = ActionHeads(spec, squash=squash, log_std_init=log_std)
+        if isinstance(config, PolicyConfig):
+            config = NetworkConfig(
+                feature_size=config.feature_size,
+                lstm_size=config.lstm_size,
+                normalize_observations=config.normalize_observations,
+            )
+        heads = ActionHeads(spec, squash=config.squash, log_std_init=config.log_std_init)
         super().__init__(spec, observation_size, heads)
-        self.normalize: ObservationNormalizer | None = None
-        self.embed: CategoryColumns | None = None
-        self.encoder: Encoder | None = None
-        if isinstance(observation_size, ObservationSpec):
-            assert isinstance(config, NetworkConfig), "an encoder is described by NetworkConfig"
-            self.encoder = Encoder(observation_size, config)
-            n_inputs = self.encoder.output_size
-        else:
-            n_inputs = observation_size
-            if config.normalize_observations:
-                self.normalize = ObservationNormalizer(observation_size, categories or ())
-            if categories:
-                size = config.embedding_size if isinstance(config, PolicyConfig) else 4
-                self.embed = CategoryColumns(categories, observation_size, size)
-                n_inputs = self.embed.output_size
-        self._add_trunk(n_inputs, heads.n_outputs + 1, config)
+        self.encoder = Encoder(self.observation_spec, config)
+        self._add_trunk(self.encoder.output_size, heads.n_outputs + 1, config)
         self._initialize_with(generator)
 
     def initialize(self, generator: torch.Generator) -> None:
         """Draw all weights."""
         self._initialize_trunk(generator)
-        if self.embed is not None:
-            self.embed.initialise(generator)
-        if self.encoder is not None:
-            initialize(self.encoder, generator)
+        initialize(self.encoder, generator)
 
     def logit_bias(self, head: str) -> Tensor:
         """Return the bias of a head's logits, ``[choices]``; it can be changed in place."""
@@ -325,19 +258,10 @@ class RecurrentPolicy(RecurrentTrunk):
 
     def learn_observations(self, observations: Observations) -> None:
         """Update the running statistics of observations ``[N, ...]``, if there are any."""
-        if self.normalize is not None:
-            self.normalize.learn(cast(Tensor, observations))
-        if self.encoder is not None:
-            self.encoder.learn_observations(observations)
+        self.encoder.learn_observations(observations)
 
     def _encode(self, observations: Any) -> tuple[Tensor, None]:
-        if self.encoder is not None:
-            observations = self.encoder(observations)
-        if self.normalize is not None:
-            observations = self.normalize(observations)
-        if self.embed is not None:
-            observations = self.embed(observations)
-        return self.features(observations), None
+        return self.features(self.encoder(observations)), None
 
     def _output(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         outputs = self.outputs(hidden)
@@ -347,7 +271,3 @@ class RecurrentPolicy(RecurrentTrunk):
         outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
         logits, values = cast(tuple[Tensor, Tensor], outputs.split([len(outputs) - 1, 1]))
         return logits, values.squeeze(0)
-
-
-def _flatten_grid(tensor: Tensor) -> Tensor:
-    return tensor.flatten(0, 1)

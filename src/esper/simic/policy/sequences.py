@@ -58,63 +58,47 @@ class Sequences:
     env: Indices
     start: Indices
     stop: Indices
+    is_fresh: Flags | None = None
+    """Whether each starts an episode, if all were cut where episodes start; else None."""
 
     def __len__(self) -> int:
         return len(self.env)
 
     def take(self, rows: Indices) -> Sequences:
         """Return some of the sequences."""
-        return Sequences(self.env[rows], self.start[rows], self.stop[rows])
+        fresh = None if self.is_fresh is None else self.is_fresh[rows]
+        return Sequences(self.env[rows], self.start[rows], self.stop[rows], fresh)
 
 
-def split_into_sequences(lengths: Indices, sequence_length: int | None) -> Sequences:
-    """Cut each environment's steps into sequences of at most ``sequence_length``; None: one each.
-
-    Args:
-        lengths: ``[E]`` steps stored for each environment.
-        sequence_length: Longest sequence.
-    """
-    longest = int(sequence_length or max(lengths.max(), 1))
-    counts = -(-lengths // longest)
-    env = np.repeat(np.arange(len(lengths)), counts)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    start = (np.arange(len(env)) - first) * longest
-    return Sequences(env, start, np.minimum(start + longest, lengths[env]))
-
-
-def split_into_episodes(
-    lengths: Indices, starts_episode: Flags, sequence_length: int | None
-) -> tuple[Sequences, Flags]:
-    """Cut each environment's steps at the starts of episodes, and into at most that length.
+def split_into_sequences(
+    lengths: Indices, sequence_length: int | None, starts_episode: Flags | None = None
+) -> Sequences:
+    """Cut each environment's steps into sequences of at most a length.
 
     Args:
         lengths: ``[E]`` steps stored for each environment.
-        starts_episode: ``[T, E]`` bool, steps that are the first of an episode.
         sequence_length: Longest sequence; None for any.
-
-    Returns:
-        The sequences, and whether each starts with the state zero.
+        starts_episode: ``[T, E]`` bool, steps that are the first of an episode, to cut there too.
     """
-    n_steps = len(starts_episode)
+    n_steps = int(lengths.max())
     is_stored = np.arange(n_steps)[:, None] < lengths
-    is_first = starts_episode & is_stored
+    is_first = np.zeros_like(is_stored) if starts_episode is None else starts_episode & is_stored
     is_first[0] = is_stored[0]
     env, start = np.nonzero(is_first.T)
     is_last = np.append(env[1:] != env[:-1], True)
     stop = np.where(is_last, lengths[env], np.append(start[1:], 0))
-    is_fresh = starts_episode.T[env, start]
-    if sequence_length is None:
-        return Sequences(env, start, stop), is_fresh
-    counts = -(-(stop - start) // sequence_length)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    part = np.arange(len(first)) - first
+    longest = sequence_length or n_steps
+    counts = -(-(stop - start) // longest)
+    part = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     env, start, stop = (np.repeat(values, counts) for values in (env, start, stop))
-    begin = start + part * sequence_length
-    end = np.minimum(begin + sequence_length, stop)
-    return Sequences(env, begin, end), np.repeat(is_fresh, counts) & (part == 0)
+    begin = start + part * longest
+    is_fresh = None
+    if starts_episode is not None:
+        is_fresh = starts_episode.T[env, start] & (part == 0)
+    return Sequences(env, begin, np.minimum(begin + longest, stop), is_fresh)
 
 
-def pack(sequences: Sequences, is_fresh: Flags) -> tuple[Indices, Indices]:
+def pack(sizes: list[int], is_fresh: Flags) -> tuple[Indices, Indices]:
     """Assign sequences to columns of a grid that is as short as its longest sequence.
 
     A sequence that starts with the state zero may stand below another, after a reset; one that
@@ -123,7 +107,6 @@ def pack(sequences: Sequences, is_fresh: Flags) -> tuple[Indices, Indices]:
     Returns:
         ``[R]`` column of each sequence, and ``[R]`` row of its first step.
     """
-    sizes = (sequences.stop - sequences.start).tolist()
     height = max(sizes)
     order = sorted(range(len(sizes)), key=lambda i: (bool(is_fresh[i]), -sizes[i]))
     columns, rows = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
@@ -144,66 +127,13 @@ def pack(sequences: Sequences, is_fresh: Flags) -> tuple[Indices, Indices]:
     return columns, rows
 
 
-def lay_out_packed(
-    sequences: Sequences,
-    is_fresh: Flags,
-    n_envs: int,
-    device: torch.device | str = "cpu",
-    skipped: Flags | None = None,
-) -> SequenceGrid:
-    """Put sequences from :func:`split_into_episodes` into a grid with as few rows as they allow.
-
-    Args:
-        sequences: The sequences; each holds at least one step.
-        is_fresh: Whether each starts with the state zero.
-        n_envs: Number of environments.
-        device: Where the grid's tensors are made.
-        skipped: ``[T, E]`` bool, steps that are shown to the network but not learned from.
-    """
-    columns, first_rows = pack(sequences, is_fresh)
-    counts = sequences.stop - sequences.start
-    number = np.repeat(np.arange(len(counts)), counts)
-    offset = np.arange(len(number)) - np.repeat(np.cumsum(counts) - counts, counts)
-    steps = (sequences.start[number] + offset) * n_envs + sequences.env[number]
-    shape = (int((first_rows + counts).max()), int(columns.max()) + 1)
-    cells = (first_rows[number] + offset) * shape[1] + columns[number]
-    order = np.argsort(cells)
-    cells, steps = cells[order], steps[order]
-    source = np.full(shape[0] * shape[1], steps[0])
-    source[cells] = steps
-    is_top = first_rows == 0
-    starts = np.zeros(shape[1], np.int64)
-    tops = np.flatnonzero(is_top)
-    starts[columns[tops]] = sequences.start[tops] * n_envs + sequences.env[tops]
-    resets = None
-    if not is_top.all():
-        resets = np.zeros(shape, np.bool_)
-        resets[first_rows[~is_top] - 1, columns[~is_top]] = True
-    if skipped is not None:
-        is_kept = ~skipped.reshape(-1)[steps]
-        cells, steps = cells[is_kept], steps[is_kept]
-
-    def tensor(array: Indices | Flags) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return SequenceGrid(
-        shape=shape,
-        source=tensor(source),
-        resets=None if resets is None else tensor(resets),
-        cells=None if len(cells) == len(source) else tensor(cells),
-        steps=tensor(steps),
-        starts=tensor(starts),
-        is_storage_order=False,
-    )
-
-
 def lay_out(
     sequences: Sequences,
     starts_episode: Flags,
     device: torch.device | str = "cpu",
     skipped: Flags | None = None,
 ) -> SequenceGrid:
-    """Put sequences side by side.
+    """Put sequences side by side; those that were cut at episodes also below each other.
 
     Args:
         sequences: The sequences; each holds at least one step.
@@ -211,36 +141,40 @@ def lay_out(
         device: Where the grid's tensors are made.
         skipped: ``[T, E]`` bool, steps that are shown to the network but not learned from.
     """
-    n_rows, n_envs = len(sequences), starts_episode.shape[1]
-    counts = sequences.stop - sequences.start
-    row = np.repeat(np.arange(n_rows), counts)
+    n_envs, counts = starts_episode.shape[1], sequences.stop - sequences.start
+    number = np.repeat(np.arange(len(sequences)), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
-    offset = np.arange(len(row)) - first
-    time = sequences.start[row] + offset
-    steps = time * n_envs + sequences.env[row]
-
-    # The state before the first step is stored, so only later starts need a reset before them.
-    is_reset = starts_episode.reshape(-1)[steps] & (offset > 0)
-    resets_so_far = np.cumsum(is_reset)
-    position = offset + resets_so_far - resets_so_far[first]
-    shape = (int(position.max()) + 1, n_rows)
-    cells = position * n_rows + row
-    order = np.argsort(cells)
-    cells, steps = cells[order], steps[order]
-
+    offset = np.arange(len(number)) - first
+    steps = (sequences.start[number] + offset) * n_envs + sequences.env[number]
+    if sequences.is_fresh is None:
+        columns, top = np.arange(len(sequences)), np.zeros(len(sequences), np.int64)
+        # The state before the first step is stored, so only later starts need a reset before them.
+        is_reset = starts_episode.reshape(-1)[steps] & (offset > 0)
+        resets_so_far = np.cumsum(is_reset)
+        offset = offset + resets_so_far - resets_so_far[first]
+    else:
+        columns, top = pack(counts.tolist(), sequences.is_fresh)
+        is_reset = (offset == 0) & (top[number] > 0)
+    rows = top[number] + offset
+    shape = (int(rows.max()) + 1, int(columns.max()) + 1)
     n_cells = shape[0] * shape[1]
-    source = np.full(n_cells, steps[0])
-    source[cells] = steps
+    cells = rows * shape[1] + columns[number]
     resets = None
     if is_reset.any():
-        resets = np.zeros(n_cells, dtype=np.bool_)
-        resets[(position[is_reset] - 1) * n_rows + row[is_reset]] = True
+        resets = np.zeros(n_cells, np.bool_)
+        resets[cells[is_reset] - shape[1]] = True
+    starts = np.zeros(shape[1], np.int64)
+    on_top = np.flatnonzero(top == 0)
+    starts[columns[on_top]] = sequences.start[on_top] * n_envs + sequences.env[on_top]
 
-    is_whole = len(steps) == n_cells
+    order = np.argsort(cells)
+    cells, steps = cells[order], steps[order]
+    source = np.full(n_cells, steps[0])
+    source[cells] = steps
     if skipped is not None:
         is_kept = ~skipped.reshape(-1)[steps]
         cells, steps = cells[is_kept], steps[is_kept]
-        is_whole = is_whole and bool(is_kept.all())
+    is_whole = len(steps) == n_cells
 
     def tensor(array: Indices | Flags) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -251,7 +185,7 @@ def lay_out(
         resets=None if resets is None else tensor(resets).view(shape),
         cells=None if is_whole else tensor(cells),
         steps=tensor(steps),
-        starts=tensor(sequences.start * n_envs + sequences.env),
+        starts=tensor(starts),
         is_storage_order=is_whole
         and n_cells == starts_episode.size
         and bool((np.diff(steps) == 1).all()),

@@ -151,8 +151,6 @@ class MaskReader:
             [np.arange(size) + head * spec.n_choices for head, size in enumerate(spec.sizes)]
             or [np.zeros(0, np.int64)]
         )
-        self._places = self._place[None]
-        """``[E, P]``: where the choices of E environments stand among all padded ones."""
         self._head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
         self._sizes = list(spec.sizes)
         self._flat_shapes = ((int(starts[-1]),), (spec.n_discrete, spec.n_choices))
@@ -196,10 +194,6 @@ class MaskReader:
             return self._read_named({name: [mask[name] for mask in masks] for name in names})
         if isinstance(first, (tuple, list)) and not _is_flat(cast("Sequence[Any]", first)):
             return self._read_heads(masks)
-        if {getattr(mask, "shape", None) for mask in masks} == {self._flat_shapes[0]}:
-            flags = self._join(masks, len(masks))
-            if flags is not None:
-                return self._from_flags(flags)
         try:
             flat = np.stack(masks)
         except ValueError:
@@ -217,9 +211,6 @@ class MaskReader:
         try:
             pieces = list(chain.from_iterable(masks))
             if [*map(len, pieces)] == self._sizes * n_envs and {*map(len, masks)} == {n_heads}:
-                flags = self._join(pieces, n_envs)
-                if flags is not None:
-                    return self._from_flags(flags)
                 return self._from_flat(np.concatenate(pieces).reshape(n_envs, -1))
         except TypeError:
             pass
@@ -263,35 +254,11 @@ class MaskReader:
         """Return masks ``[E, P]``, or already padded ``[E, D, K]``, as the policy reads them."""
         if flat.ndim == 3:
             flat = flat.reshape(len(flat), -1)[:, self._place]
-        return self._from_flags(
-            _as_flags(flat, lambda place: self.spec.names[self._head_of[place]])
-        )
-
-    def _join(self, pieces: Sequence[Any], n_envs: int) -> NDArray[np.bool_] | None:
-        """Return masks of as many choices as needed as ``[E, P]`` bool, if they are bytes 0 and 1.
-
-        NumPy takes several times as long to join arrays this small, and this is done at every step.
-        """
-        try:
-            content = b"".join(pieces)
-        except (BufferError, TypeError):  # not contiguous, or lists
-            return None
-        is_wide = len(content) != n_envs * self._flat_shapes[0][0]
-        if is_wide or content.translate(None, b"\x00\x01"):
-            return None
-        return np.frombuffer(content, np.bool_).reshape(n_envs, -1)
-
-    def _from_flags(self, flags: NDArray[np.bool_]) -> ChoiceMasks:
-        """Return masks ``[E, P]`` as the policy reads them."""
+        flags = _as_flags(flat, lambda place: self.spec.names[self._head_of[place]])
         n_heads, n_choices = self._flat_shapes[1]
-        if len(flags) != len(self._places):
-            starts = n_heads * n_choices * np.arange(len(flags))
-            self._places = starts[:, None] + self._place
-        padded = np.zeros(len(flags) * n_heads * n_choices, np.bool_)
-        padded[self._places] = flags
-        legal = torch.from_numpy(padded.reshape(-1, n_heads, n_choices))
-        if self._device.type != "cpu":
-            legal = legal.to(self._device)
+        padded = np.zeros((len(flags), n_heads * n_choices), np.bool_)
+        padded[:, self._place] = flags
+        legal = torch.from_numpy(padded.reshape(-1, n_heads, n_choices)).to(self._device)
         return ChoiceMasks(legal, is_padded=True)
 
     def _read_named(self, masks: Mapping[str, Any]) -> ChoiceMasks:

@@ -5,6 +5,7 @@ Shapes: ``E`` environments, ``D`` discrete heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,13 +17,9 @@ from torch import Tensor
 
 from esper.errors import UnsupportedEnvironmentError, type_of
 from esper.simic.agent import Decision, PPOAgent, TamiyoRolloutBuffer
+from esper.simic.policy.masks import ChoiceMasks, Condition
 from esper.simic.policy.normalizers import RewardNormalizer
-from esper.simic.policy.observations import (
-    Observations,
-    ObservationSpec,
-    leaves_of,
-    map_leaves,
-)
+from esper.simic.policy.observations import Observations, map_leaves, named_leaves
 from esper.simic.rollout.environments import Environments, VectorEnvironments
 from esper.simic.stopwatch import Stopwatch
 
@@ -101,14 +98,24 @@ class VectorCollector:
         """Whether the environments say what is legal."""
         return self._masks is not None
 
-    def collect(self, buffer: TamiyoRolloutBuffer) -> CollectedEpisodes:
-        """Empty the buffer and fill it with new steps; return the episodes that ended."""
+    def collect(
+        self,
+        buffer: TamiyoRolloutBuffer,
+        on_step: Callable[[CollectedStep], None] | None = None,
+    ) -> CollectedEpisodes:
+        """Empty the buffer and fill it with new steps; return the episodes that ended.
+
+        A function is called after every step.
+        """
         buffer.reset()
         episodes = CollectedEpisodes()
         while not buffer.is_full:
             step = self.step(buffer)
-            episodes.returns += step.episode_returns[step.dones].tolist()
-            episodes.lengths += step.episode_lengths[step.dones].tolist()
+            if step.dones.any():
+                episodes.returns += step.episode_returns[step.dones].tolist()
+                episodes.lengths += step.episode_lengths[step.dones].tolist()
+            if on_step is not None:
+                on_step(step)
         self.finish(buffer)
         return episodes
 
@@ -169,9 +176,8 @@ class VectorCollector:
             "starts": self._starts,
             "returns": torch.from_numpy(self._returns),
             "lengths": torch.from_numpy(self._lengths),
+            **named_leaves("observations", self._observations),
         }
-        for name, tensor in leaves_of(self._observations).items():
-            state[f"observations.{name}" if name else "observations"] = tensor
         legal = getattr(self._masks, "legal", None)
         if isinstance(legal, Tensor):
             state["masks"] = legal
@@ -222,8 +228,6 @@ class VectorCollector:
 
 
 def _saved_masks(state: dict[str, Tensor], device: torch.device) -> Any:
-    from esper.simic.policy.masks import ChoiceMasks, Condition
-
     conditions: list[Condition] = []
     while f"condition.{len(conditions)}.heads" in state:
         prefix = f"condition.{len(conditions)}"
@@ -250,13 +254,10 @@ def _adapt(envs: VectorEnv[Any, Any, Any] | Environments, agent: PPOAgent) -> En
             f"envs is {type_of(envs)}; a Gymnasium vector environment is needed, such as "
             "SyncVectorEnv([make_env] * 8)."
         )
-    expected = agent.policy.observation_size
-    if not isinstance(expected, ObservationSpec):
-        expected = ObservationSpec.flat(expected)
-    if dict(envs.observation_spec.leaves) != dict(expected.leaves):
+    given, expected = envs.observation_spec.leaves, agent.policy.observation_spec.leaves
+    if given != expected:
         raise UnsupportedEnvironmentError(
-            f"observations are {dict(envs.observation_spec.leaves)}; the policy was built for "
-            f"{dict(expected.leaves)}. A policy for vectors reads a flat Box: wrap the environment "
-            "in gymnasium.wrappers.FlattenObservation."
+            f"observations are {given}; the policy was built for {expected}. A policy for vectors "
+            "reads a flat Box: wrap the environment in gymnasium.wrappers.FlattenObservation."
         )
     return envs

@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from esper.errors import EsperError, type_of
+from esper.errors import EsperError, shown, type_of
 from esper.formatting import html_table, many
 from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.heads import ActionHeads
@@ -26,6 +26,7 @@ from esper.simic.rollout.mask_sources import (
     MASK_KEYS,
     OBSERVED_MASK,
     Env,
+    MaskSource,
     mask_method,
     reject_unread_masks,
 )
@@ -52,7 +53,10 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """The outcomes of all checks, in their order. Printing them gives a line for each."""
+    """The outcomes of all checks, in their order. Printing them gives a line for each.
+
+    Only the first problem of each check is kept.
+    """
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
@@ -64,36 +68,25 @@ class Findings(list[Finding]):
         rows = ((one.level, one.check, one.message) for one in self)
         return html_table(("", "check", "found"), rows, n_left=3)
 
-
-@dataclass
-class Report:
-    """Findings so far; only the first problem of each check is kept."""
-
-    findings: list[Finding] = field(default_factory=list[Finding])
-
-    def add(self, level: Level, check: str, message: str) -> None:
-        """Keep a finding, unless the check has a problem already."""
-        if self.has_problem(check):
-            return
-        if level == "problem":
-            self.findings = [found for found in self.findings if found.check != check]
-        self.findings.append(Finding(level, check, message))
-
     def problem(self, check: str, message: str) -> None:
-        """Report that something is wrong."""
-        self.add("problem", check, message)
+        """Report that something is wrong, in place of what was found before."""
+        if not self.has_problem(check):
+            self[:] = [found for found in self if found.check != check]
+            self.append(Finding("problem", check, message))
 
     def note(self, check: str, message: str) -> None:
         """Report something that a user may want to know."""
-        self.add("note", check, message)
+        if not self.has_problem(check):
+            self.append(Finding("note", check, message))
 
     def ok(self, check: str, message: str) -> None:
         """Report that a check passed."""
-        self.add("ok", check, message)
+        if not self.has_problem(check):
+            self.append(Finding("ok", check, message))
 
-    def has_problem(self, check: str) -> bool:
-        """Return whether a check found a problem."""
-        return any(found.check == check and found.level == "problem" for found in self.findings)
+    def has_problem(self, *checks: str) -> bool:
+        """Return whether one of these checks found a problem."""
+        return any(found.check in checks and found.level == "problem" for found in self)
 
 
 # -- random play ----------------------------------------------------------------------------------
@@ -114,7 +107,7 @@ class Outcome:
 class RandomGame:
     """Plays random legal actions, and reports what breaks the contract."""
 
-    def __init__(self, env: Env, spec: ActionSpec, report: Report, seed: int) -> None:
+    def __init__(self, env: Env, spec: ActionSpec, report: Findings, seed: int) -> None:
         self.env, self.spec, self.report = env, spec, report
         self.observation: Any = None
         self.actions, self.outcomes = list[Any](), list[Outcome]()
@@ -167,7 +160,7 @@ class RandomGame:
         except Exception as error:
             self.report.problem(
                 "legal actions",
-                f"step({shorten(action)}) {self.where} raised {describe_error(error)}",
+                f"step({shown(action)}) {self.where} raised {describe_error(error)}",
             )
             return False
         self.seconds += time.perf_counter() - started
@@ -184,7 +177,7 @@ class RandomGame:
     def summarize(self) -> None:
         """Report what was found to be right."""
         steps = f"{self.n_steps} random steps"
-        self.report.ok("reset", f"worked {count(1 + len(self.episodes), 'time')}")
+        self.report.ok("reset", f"worked {many(1 + len(self.episodes), 'time')}")
         if self._reuses_arrays:
             self.report.note(
                 "observations",
@@ -234,7 +227,7 @@ class RandomGame:
             if np.any(self._info.get(flag, False)):
                 self.report.problem(
                     "legal actions",
-                    f"info[{flag!r}] is true after step({shorten(action)}) {self.where}, but the "
+                    f"info[{flag!r}] is true after step({shown(action)}) {self.where}, but the "
                     "masks allow it. Where one choice rules out another, give a conditional mask, "
                     "such as 'door|move'.",
                 )
@@ -250,11 +243,11 @@ class RandomGame:
         return can_go_on
 
     def _check_observation(self, observation: Any) -> None:
-        wrong = _misfit(self.env.observation_space, observation, "the observation")
-        if wrong is not None:
+        level, wrong = _misfit(self.env.observation_space, observation, "the observation")
+        if level == "problem":
             self.report.problem("observations", f"{wrong} {self.where}.")
-        elif self._converted is None:
-            self._converted = _conversion(self.env.observation_space, observation, "observation")
+        elif level == "note":
+            self._converted = self._converted or wrong
         is_mutable = isinstance(observation, (np.ndarray, dict))
         self._reuses_arrays |= is_mutable and observation is self._given
         self._given = observation
@@ -303,19 +296,15 @@ class _ActionDrawer:
 class _MaskWatch:
     """Reads what an environment says is legal, and reports what is wrong with it."""
 
-    def __init__(self, env: Env, spec: ActionSpec, report: Report) -> None:
-        self.spec, self.report = spec, report
-        self._reader = MaskReader(spec, torch.device("cpu"), env.action_space)
-        self._env = env
+    def __init__(self, env: Env, spec: ActionSpec, report: Findings) -> None:
+        self.spec, self.report, self._env = spec, report, env
+        self._source = MaskSource(MaskReader(spec, torch.device("cpu"), env.action_space))
         self._method: Callable[[], Any] | None = None
+        self._n_forbidden = 0
         try:
             self._method = mask_method(env)
         except EsperError as error:
-            report.problem("masks", str(error))
-        self._key: str | None = None
-        """Where ``info`` says what is legal; None if it does not."""
-        self._is_first = True
-        self._n_forbidden = 0
+            self._reject(str(error))
 
     @property
     def is_broken(self) -> bool:
@@ -324,56 +313,48 @@ class _MaskWatch:
 
     def read(self, info: dict[str, Any], where: str) -> ChoiceMasks | None:
         """Return the legal choices; None if all are, or if it cannot be known."""
-        key = next((key for key in MASK_KEYS if key in info), None)
-        if self._is_first:
-            self._is_first, self._key = False, key
-            self._find_unread()
-        if key != self._key:
-            gone = "is missing" if self._key else "appears for the first time"
-            self._reject(
-                f"info[{self._key or key!r}]", f"{gone} {where}; give it at every reset and step."
-            )
-            return None
-        found: list[ChoiceMasks] = []
-        if key is not None:
-            found += self._parse(f"info[{key!r}]", info[key], where)
+        source, found = self._source, list[ChoiceMasks]()
+        offered = next((key for key in MASK_KEYS if key in info), None)
+        try:
+            source.find(offered, by_method=self._method is not None)
+            if source.kind is None:
+                self._find_unread()
+                return None
+            if source.kind != "method":
+                source.require([source.kind in info])
+                found += self._parse(f"info[{source.kind!r}]", info[source.kind], where)
+        except EsperError as error:
+            self._reject(str(error))
         if self._method is not None and not self.is_broken:
             try:
-                mask = self._method()
+                found += self._parse("action_masks()", self._method(), where)
             except Exception as error:
-                self._reject("action_masks()", f"raised {describe_error(error)} {where}")
-                return None
-            found += self._parse("action_masks()", mask, where)
-        if self.is_broken or not found:
-            return None
+                self._reject(f"action_masks() raised {describe_error(error)} {where}")
         if len(found) == 2 and not torch.equal(found[0].legal, found[1].legal):
-            self._reject(f"info[{key!r}]", f"differs from action_masks() {where}.")
-        return found[0]
+            self._reject(f"info[{source.kind!r}] differs from action_masks() {where}.")
+        return None if self.is_broken else found[0]
 
     def summarize(self, steps: str) -> None:
         """Report that masks are right, or that there are none."""
-        if not self.spec.sizes:
-            return
-        if self._key is None and self._method is None:
-            if not any(found.check == "masks" for found in self.report.findings):
+        kind = self._source.kind
+        if kind is None:
+            if self.spec.sizes and not any(found.check == "masks" for found in self.report):
                 self.report.ok("masks", "none; every action is legal")
             return
-        sources = [f"info[{self._key!r}]"] * (self._key is not None)
+        sources = [f"info[{kind!r}]"] * (kind != "method")
         sources += ["action_masks()"] * (self._method is not None)
         text = f"{' and '.join(sources)} at every reset and step"
         if self._n_forbidden:
             self.report.ok("masks", text)
         else:
-            self.report.note("masks", f"{text}, but nothing was ever illegal during {steps}.")
+            never = f"{text}, but nothing was ever illegal during {steps}."
+            self.report.note("masks", never)
 
     def _find_unread(self) -> None:
         """Report masks that PPO would not read."""
-        if self._key is not None or self._method is not None:
+        if self._source.steps > 0:
             return
-        try:
-            reject_unread_masks(self._env.has_wrapper_attr("action_mask"))
-        except EsperError as error:
-            self.report.problem("masks", str(error))
+        reject_unread_masks(self._env.has_wrapper_attr("action_mask"))
         space = self._env.observation_space
         if isinstance(space, spaces.Dict) and set(cast(Any, space)) & set(MASK_KEYS):
             self.report.note("masks", OBSERVED_MASK)
@@ -381,13 +362,13 @@ class _MaskWatch:
     def _parse(self, source: str, mask: Any, where: str) -> list[ChoiceMasks]:
         """Return the masks in a list, or nothing if they are wrong."""
         try:
-            choices = self._reader.read_each([mask])
+            choices = self._source.reader.read_each([mask])
             as_choice_masks(self.spec, choices, 1, torch.device("cpu"))
         except EsperError as error:
-            self._reject(source, f"{where}: {error}")
+            self._reject(f"{source} {where}: {error}")
             return []
         except Exception as error:
-            self._reject(source, f"cannot be read {where}: {describe_error(error)}")
+            self._reject(f"{source} cannot be read {where}: {describe_error(error)}")
             return []
         self._n_forbidden += (
             sum(self.spec.sizes)
@@ -396,20 +377,15 @@ class _MaskWatch:
         )
         dead = self._dead_end(choices)
         if dead is not None:
-            self._reject(source, f"leaves {dead} {where}.")
-            return []
-        return [choices]
+            self._reject(f"{source} leaves {dead} {where}.")
+        return [] if dead is not None else [choices]
 
     def _dead_end(self, choices: ChoiceMasks) -> str | None:
         """Return what has no legal choice, in words."""
         spec, legal = self.spec, choices.legal[0]
         for head, name in enumerate(spec.names[: spec.n_discrete]):
             if not legal[head].any():
-                return (
-                    f"head {name!r} without a legal choice"
-                    if spec.n_heads > 1
-                    else "no legal action"
-                )
+                return f"head {name!r} without a legal choice"
         for condition in choices.conditions:
             # Given another head than the op, it only binds where the op reads the child.
             if not (spec.is_independent or condition.parent == spec.op_index):
@@ -424,54 +400,47 @@ class _MaskWatch:
                 )
         return None
 
-    def _reject(self, source: str, message: str) -> None:
-        self.report.problem("masks", f"{source} {message}")
+    def _reject(self, message: str) -> None:
+        self.report.problem("masks", message)
 
 
 # -- values in words ------------------------------------------------------------------------------
 
 
-def _misfit(space: spaces.Space[Any], value: Any, name: str) -> str | None:
-    """Return in words why a value does not belong to a space; None if it does."""
+def _misfit(space: spaces.Space[Any], value: Any, name: str) -> tuple[Level, str]:
+    """Return whether a value belongs to a space (a note: if it is converted), and why not."""
     parts = _parts(space, value)
     if parts is None:
-        return f"{name} is {_kind(value)} with other keys or length than the space {shorten(space)}"
+        wrong = f"{name} is {_kind(value)} with other keys or length than the space {shown(space)}"
+        return "problem", wrong
     if parts:
-        each = ((part, one, f"{name}[{key!r}]") for key, part, one in parts)
-        return next((wrong for part in each if (wrong := _misfit(*part)) is not None), None)
+        found = [_misfit(part, one, f"{name}[{key!r}]") for key, part, one in parts]
+        return min(found, key=lambda one: ("problem", "note", "ok").index(one[0]))
     if not isinstance(space, spaces.Box):
-        return None if space.contains(value) else f"{name} is {shorten(value)}, outside {space}"
+        is_inside = space.contains(value)
+        return "ok" if is_inside else "problem", f"{name} is {shown(value)}, outside {space}"
     try:
         array: NDArray[Any] = np.asarray(value)
     except ValueError:
-        return f"{name} is {_kind(value)} whose parts differ in shape; a NumPy array is needed"
+        wrong = f"{name} is {_kind(value)} whose parts differ in shape; a NumPy array is needed"
+        return "problem", wrong
     if array.shape != space.shape:
-        return f"{name} has shape {array.shape}; the space has {space.shape}"
+        return "problem", f"{name} has shape {array.shape}; the space has {space.shape}"
     if not np.can_cast(array.dtype, cast(Any, space.dtype), "same_kind"):
-        return f"{name} has dtype {array.dtype}; the space has {space.dtype}"
+        return "problem", f"{name} has dtype {array.dtype}; the space has {space.dtype}"
     if not np.isfinite(array).all():
-        return f"{name} holds {array[~np.isfinite(array)].flat[0]}, which is not finite,"
+        bad = array[~np.isfinite(array)].flat[0]
+        return "problem", f"{name} holds {bad}, which is not finite,"
     outside = (array < space.low) | (array > space.high)
     if outside.any():
         at = tuple(int(i) for i in np.argwhere(outside)[0])
         low, high = space.low[at], space.high[at]
-        return f"{name} is {array[at]} at {list(at)}, outside {low} to {high},"
-    return None
-
-
-def _conversion(space: spaces.Space[Any], value: Any, name: str) -> str | None:
-    """Return in words which ``Box`` a fitting value is no array of, or of another dtype."""
-    for key, part, one in _parts(space, value) or ():
-        wrong = _conversion(part, one, f"{name}[{key!r}]")
-        if wrong is not None:
-            return wrong
-    if not isinstance(space, spaces.Box):
-        return None
+        return "problem", f"{name} is {array[at]} at {list(at)}, outside {low} to {high},"
     if not isinstance(value, (np.ndarray, np.generic)):
-        return f"the {name} is {_kind(value)} and not a NumPy array"
+        return "note", f"{name} is {_kind(value)} and not a NumPy array"
     if value.dtype != space.dtype:
-        return f"the {name} has dtype {value.dtype} and the space {space.dtype}"
-    return None
+        return "note", f"{name} has dtype {value.dtype} and the space {space.dtype}"
+    return "ok", ""
 
 
 def _parts(space: spaces.Space[Any], value: Any) -> list[tuple[Any, spaces.Space[Any], Any]] | None:
@@ -489,36 +458,12 @@ def _parts(space: spaces.Space[Any], value: Any) -> list[tuple[Any, spaces.Space
     return []
 
 
-def is_same(value: Any, other: Any) -> bool:
-    """Return whether two observations, rewards or ends are equal."""
-    if isinstance(value, Mapping) and isinstance(other, Mapping):
-        first, second = cast("Mapping[Any, Any]", value), cast("Mapping[Any, Any]", other)
-        return set(first) == set(second) and all(is_same(first[key], second[key]) for key in first)
-    if isinstance(value, (tuple, list)) and isinstance(other, (tuple, list)):
-        one, two = cast("list[Any]", value), cast("list[Any]", other)
-        return len(one) == len(two) and all(map(is_same, one, two))
-    first, second = np.asarray(value), np.asarray(other)
-    are_numbers = all(np.issubdtype(one.dtype, np.number) for one in (first, second))
-    return np.array_equal(first, second, equal_nan=are_numbers)
-
-
 def _kind(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     if isinstance(value, tuple):
         return f"a tuple of {len(cast('tuple[Any, ...]', value))}"
     return type_of(value)
-
-
-def count(number: int, thing: str) -> str:
-    """Return a number of things, such as ``"1 note"`` and ``"2 notes"``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def shorten(value: Any) -> str:
-    """Return a value in one short line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def describe_error(error: BaseException) -> str:

@@ -86,8 +86,10 @@ def _encode(value: Any, where: str) -> Any:
     """Return a value as JSON can hold it."""
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, np.random.Generator) and _is_known(value):
-        return {"$random": [type(value.bit_generator).__name__, _words(value.bit_generator.state)]}
+    if isinstance(value, np.random.Generator):
+        name = type(value.bit_generator).__name__
+        if name in _BIT_GENERATORS:
+            return {"$random": [name, _encode(value.bit_generator.state, where)]}
     held = cast(Any, value)
     if isinstance(value, np.ndarray) and held.dtype != object:
         raw = base64.b64encode(np.ascontiguousarray(held).tobytes()).decode("ascii")
@@ -108,10 +110,6 @@ def _encode(value: Any, where: str) -> Any:
     )
 
 
-def _is_known(generator: np.random.Generator) -> bool:
-    return type(generator.bit_generator).__name__ in _BIT_GENERATORS
-
-
 def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
@@ -119,7 +117,7 @@ def _decode(value: Any) -> Any:
     if kind == "$random":
         # By name from a list: a file must not choose what is called.
         generator = np.random.Generator(_BIT_GENERATORS[held[0]]())
-        generator.bit_generator.state = _unwords(held[1])
+        generator.bit_generator.state = _decode(held[1])
         return generator
     if kind in ("$array", "$number"):
         dtype, shape, raw = held
@@ -131,21 +129,3 @@ def _decode(value: Any) -> Any:
         return deque([_decode(item) for item in held[1]], maxlen=held[0])
     items = [_decode(item) for item in held]
     return {"$list": list, "$tuple": tuple, "$set": set}[kind](items)
-
-
-def _words(state: Any) -> Any:
-    """Return a bit generator's state with its large whole numbers as text."""
-    if isinstance(state, dict):
-        return {name: _words(value) for name, value in cast("dict[str, Any]", state).items()}
-    if isinstance(state, np.ndarray):
-        return {"$array": _encode(state, "")["$array"]}
-    return str(state) if isinstance(state, int) else state
-
-
-def _unwords(state: Any) -> Any:
-    if isinstance(state, dict):
-        named = cast("dict[str, Any]", state)
-        if set(named) == {"$array"}:
-            return _decode(named)
-        return {name: _unwords(value) for name, value in named.items()}
-    return int(state) if isinstance(state, str) and state.isdigit() else state

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from esper.arrays import Flags
 from esper.errors import ShapeError, UnsupportedEnvironmentError, type_of
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.masks import PolicyMasks, join_masks
-from esper.simic.policy.observations import Observations, ObservationSpec
+from esper.simic.policy.masks import ChoiceMasks, PolicyMasks, join_masks
+from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of
 from esper.simic.rollout.actions import ActionCodec, MaskReader
 from esper.simic.rollout.env_state import load_env_state, save_env_state
 from esper.simic.rollout.mask_sources import (
@@ -65,8 +65,12 @@ class Environments(ABC):
     envs: Any
     """A list of environments, or a vector environment."""
     n_envs: int
+
     observation_spec: ObservationSpec
     codec: ActionCodec
+    _masks: MaskSource
+    _read_by_method: Callable[[], ChoiceMasks] | None = None
+    """Asks the environments what is legal, if they have a method for it."""
 
     @abstractmethod
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -91,6 +95,33 @@ class Environments(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the environments."""
+
+    @abstractmethod
+    def _growth_masks(self) -> Any: ...
+
+    @abstractmethod
+    def _has_unread_masks(self) -> bool: ...
+
+    @abstractmethod
+    def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks: ...
+
+    def _read_masks(self, *infos: dict[str, Any]) -> Any:
+        """Return what is legal after a reset or step; None for everything."""
+        masks = self._growth_masks()
+        if masks is not None:
+            return masks
+        source = self._masks
+        offered = next((key for key in MASK_KEYS for info in infos if key in info), None)
+        source.find(offered, by_method=self._read_by_method is not None)
+        if source.kind is None:
+            if source.steps == 0:
+                reject_unread_masks(self._has_unread_masks())
+                warn_of_observed_masks(self.observation_spec)
+            return None
+        if source.kind != "method":
+            return self._read_info(source.kind, infos)
+        assert self._read_by_method is not None, "checked when the state is loaded"
+        return self._read_by_method()
 
 
 class LocalEnvironments(Environments):
@@ -117,10 +148,12 @@ class LocalEnvironments(Environments):
         self.observation_spec = ObservationSpec.from_space(first.observation_space)
         self.codec = ActionCodec(first.action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), first.action_space)
-        self._masks = MaskSource(reader)
+        self._masks = source = MaskSource(reader)
         self._bases: list[Any] = [env.unwrapped for env in self.envs]
-        self._mask_methods = [mask_method(env) for env in self.envs]
-        self._has_mask_methods = all_or_none([one is not None for one in self._mask_methods])
+        methods = [mask_method(env) for env in self.envs]
+        if all_or_none([method is not None for method in methods]):
+            asked = cast("list[Callable[[], Any]]", methods)
+            self._read_by_method = lambda: source.read(reader.read_each, [one() for one in asked])
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
         """Start new episodes; environment i gets ``seed + i``."""
@@ -129,7 +162,7 @@ class LocalEnvironments(Environments):
             self._reset_one(i, None if seed is None else seed + i) for i in range(self.n_envs)
         ]
         infos = [info for _, info in results]
-        return self._read_observations([o for o, _ in results]), self._read_masks(infos)
+        return self._read_observations([o for o, _ in results]), self._read_masks(*infos)
 
     def step(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> EnvStep:
         """Step each environment, and reset those whose episode ended."""
@@ -167,7 +200,7 @@ class LocalEnvironments(Environments):
             terminated=ends[0],
             truncated=ends[1],
             final=None if final is None else self._read_observations(final),
-            masks=self._read_masks(infos),
+            masks=self._read_masks(*infos),
             info=infos,
         )
 
@@ -183,7 +216,7 @@ class LocalEnvironments(Environments):
                 f"there are {self.n_envs} environments; {len(state['envs'])} were saved. Pass a "
                 "class, function or id, which makes as many."
             )
-        if state["masks"][0] == "method" and not self._has_mask_methods:
+        if state["masks"][0] == "method" and self._read_by_method is None:
             raise UnsupportedEnvironmentError(
                 "the saved environments had a method action_masks(); these have none."
             )
@@ -241,32 +274,21 @@ class LocalEnvironments(Environments):
         """The reset or step that is being taken, in words."""
         return "the first reset" if self._masks.steps < 0 else f"step {self._masks.steps + 1}"
 
-    def read_masks(self) -> Any:
-        """Return what is legal now, if the environments say so by a method."""
-        source = self._masks
-        if source.kind == "method":
-            given = [method() for method in self._mask_methods]  # type: ignore[misc]
-            return source.read(source.reader.read_each, given)
-        return None
-
     def close(self) -> None:
         """Close the environments."""
         for env in self.envs:
             env.close()
 
-    def _read_masks(self, infos: list[dict[str, Any]]) -> Any:
-        if hasattr(getattr(self._bases[0], "masks", None), "for_policy"):
-            parts = [cast(PolicyMasks, base.masks).for_policy() for base in self._bases]
-            return join_masks(parts)
+    def _growth_masks(self) -> Any:
+        if not hasattr(getattr(self._bases[0], "masks", None), "for_policy"):
+            return None
+        return join_masks([cast(PolicyMasks, base.masks).for_policy() for base in self._bases])
+
+    def _has_unread_masks(self) -> bool:
+        return self.envs[0].has_wrapper_attr("action_mask")
+
+    def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks:
         source = self._masks
-        offered = next((key for key in MASK_KEYS for info in infos if key in info), None)
-        source.find(offered, by_method=self._has_mask_methods)
-        if source.kind is None and source.steps == 0:
-            reject_unread_masks(self.envs[0].has_wrapper_attr("action_mask"))
-            warn_of_observed_masks(self.observation_spec)
-        if source.kind is None or source.kind == "method":
-            return self.read_masks()
-        key = source.kind
         source.require([key in info for info in infos])
         return source.read(source.reader.read_each, [info[key] for info in infos])
 
@@ -305,22 +327,16 @@ class VectorEnvironments(Environments):
         chosen = self.codec.batch(actions, numbers)
         observations, rewards, terminated, truncated, info = self.envs.step(chosen)
         is_cut = truncated & ~terminated
-        skipped = None
-        final: Any = None
-        if self._mode == AutoresetMode.SAME_STEP:
-            if is_cut.any():
-                final = self._final_observations(observations, info, is_cut)
-        else:
-            # The observation of a step that ends an episode is its last one.
-            if is_cut.any():
-                final = self.observation_spec.read(observations)
-            if self._mode == AutoresetMode.NEXT_STEP:
-                skipped = self._was_done if self._was_done.any() else None
-                self._was_done = terminated | truncated
-            elif (terminated | truncated).any():
-                ends = terminated | truncated
-                observations, new_info = self.envs.reset(options={"reset_mask": ends})
-                info = _merge_masks(info, new_info, ends)
+        ends = terminated | truncated
+        final, skipped = None, None
+        if is_cut.any():
+            final = self._final_observations(observations, info, is_cut)
+        if self._mode == AutoresetMode.NEXT_STEP:
+            skipped = self._was_done if self._was_done.any() else None
+            self._was_done = ends
+        elif self._mode == AutoresetMode.DISABLED and ends.any():
+            observations, new_info = self.envs.reset(options={"reset_mask": ends})
+            info = _merge_masks(info, new_info, ends)
         return EnvStep(
             observations=self.observation_spec.read(observations),
             rewards=np.asarray(rewards, np.float32),
@@ -365,41 +381,30 @@ class VectorEnvironments(Environments):
             return None
         return getattr(self.envs, "envs", None)
 
-    def read_masks(self) -> Any:
-        """Return what is legal now, if the environment says so by an attribute or a method."""
-        joint = getattr(self.envs.unwrapped, "masks", None)
-        if hasattr(joint, "for_policy"):
-            return joint
-        if self._masks.kind != "method":
-            return None
-        assert self._read_by_method is not None, "found when the environments were made"
-        return self._read_by_method()
-
     def close(self) -> None:
         """Close the environment."""
         self.envs.close()
 
-    def _read_masks(self, info: dict[str, Any]) -> Any:
-        joint = getattr(self.envs.unwrapped, "masks", None)
-        if hasattr(joint, "for_policy"):
-            return joint
-        source = self._masks
-        offered = next((key for key in MASK_KEYS if key in info), None)
-        source.find(offered, by_method=self._read_by_method is not None)
-        if source.kind is None and source.steps == 0:
-            call = getattr(self.envs.unwrapped, "call", None)
-            reject_unread_masks(call is not None and any(call("has_wrapper_attr", "action_mask")))
-            warn_of_observed_masks(self.observation_spec)
-        if source.kind is None or source.kind == "method":
-            return self.read_masks()
-        key = source.kind
+    def _growth_masks(self) -> Any:
+        masks = getattr(self.envs.unwrapped, "masks", None)
+        return masks if hasattr(masks, "for_policy") else None
+
+    def _has_unread_masks(self) -> bool:
+        call = getattr(self.envs.unwrapped, "call", None)
+        return call is not None and any(call("has_wrapper_attr", "action_mask"))
+
+    def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks:
+        source, (info,) = self._masks, infos
         # Gymnasium fills in what an environment did not give, and says so beside it.
-        given = info.get(f"_{key}", [True] * self.n_envs) if key in info else [False] * self.n_envs
-        source.require(given)
+        source.require(info.get(f"_{key}", [key in info] * self.n_envs))
         return source.read(source.reader.read_batch, info[key])
 
     def _final_observations(self, observations: Any, info: dict[str, Any], is_cut: Flags) -> Any:
         """Return observations with the last ones of episodes that were cut short."""
+        spec = self.observation_spec
+        final = spec.read(observations)
+        if self._mode != AutoresetMode.SAME_STEP:
+            return final  # the observation of a step that ends an episode is its last one
         given = info.get("final_obs", info.get("final_observation"))
         if given is None:
             raise UnsupportedEnvironmentError(
@@ -407,20 +412,15 @@ class VectorEnvironments(Environments):
                 "the value of the state it reached cannot be estimated. Set "
                 "metadata['autoreset_mode'] to the mode that the vector environment has."
             )
-        spec = self.observation_spec
-        final = spec.read(observations)
         for env in np.flatnonzero(is_cut):
             one = (
                 {name: values[env] for name, values in cast("dict[str, Any]", given).items()}
                 if isinstance(given, dict)
                 else given[env]
             )
-            last = spec.read_list([one])
-            if isinstance(final, dict):
-                for name, values in final.items():
-                    values[env] = cast(Any, last)[name][0]
-            else:
-                final[env] = cast(Any, last)[0]
+            last = leaves_of(spec.read_list([one]))
+            for name, values in leaves_of(final).items():
+                values[env] = last[name][0]
         return final
 
 

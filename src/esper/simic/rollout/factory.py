@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from esper.config.checks import require_int
+from esper.config.checks import PositiveInt, check
 from esper.config.memory import require_memory
 from esper.errors import ConfigError, EsperError, UnsupportedEnvironmentError, did_you_mean, type_of
 from esper.simic.policy.action_spec import ActionSpec
@@ -21,7 +21,7 @@ from esper.simic.rollout.environments import (
     VectorEnvironments,
 )
 
-_LEAST_ENV_BYTES = 2_000.0
+_MIN_ENV_BYTES = 2_000.0
 """Memory of the smallest environment, its spaces and its generator."""
 
 EnvLike = str | Env | VectorEnv[Any, Any, Any] | Callable[[], Env]
@@ -35,8 +35,7 @@ def make_members(env: Any, n_envs: int | None) -> list[Env] | VectorEnv[Any, Any
         ConfigError: If ``n_envs`` contradicts what was given.
         UnsupportedEnvironmentError: If no environment can be made from it.
     """
-    if n_envs is not None:
-        require_int("n_envs", n_envs, least=1)
+    check("n_envs", n_envs, PositiveInt | None)
     if isinstance(env, VectorEnv):
         if n_envs not in (None, env.num_envs):
             raise ConfigError(
@@ -51,7 +50,7 @@ def make_members(env: Any, n_envs: int | None) -> list[Env] | VectorEnv[Any, Any
                 f"such as lambda: {type(cast(Env, env).unwrapped).__name__}()."
             )
         return [cast(Env, env)]
-    require_memory(_LEAST_ENV_BYTES * (n_envs or 1), n_envs=n_envs)
+    require_memory(_MIN_ENV_BYTES * (n_envs or 1), n_envs=n_envs)
     return [_make(env) for _ in range(n_envs or 1)]
 
 

@@ -1,6 +1,6 @@
 """Jobs that any process can compute, and the pool that computes them in this one.
 
-A job is a function of its arguments and parcels alone, so it has the same result wherever and
+A job is a function of its arguments and payloads alone, so it has the same result wherever and
 however often it is computed. A worker may remember what it made for a job's key, to be faster the
 next time; what it remembers must not change the result.
 """
@@ -21,7 +21,7 @@ from esper.errors import EsperError, summarize_error
 from esper.storage.state import State, from_bytes, to_bytes
 
 
-class Parcel:
+class Payload:
     """A state on its way between processes: as an object, as bytes, or still to be fetched."""
 
     def __init__(self, content: State | bytes | Callable[[], bytes]) -> None:
@@ -44,16 +44,16 @@ class Parcel:
         if self._bytes is None and self._fetch is not None:
             self._bytes = self._fetch()
         if self._bytes is None:
-            assert self._state is not None, "a parcel has some content"
+            assert self._state is not None, "a payload has some content"
             self._bytes = to_bytes(self._state)
         return self._bytes
 
 
-Parcels = Mapping[str, Parcel]
+Payloads = Mapping[str, Payload]
 
 
 @dataclass
-class Workplace:
+class WorkerContext:
     """What a worker has while it computes a job."""
 
     held: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -88,15 +88,15 @@ def failure_of(error: Exception) -> Exception:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A call of a function that can be imported: ``function(place, request, parcels)``.
+    """A call of a function that can be imported: ``function(context, request, payloads)``.
 
-    It returns a small value and parcels.
+    It returns a small value and payloads.
     """
 
-    function: Callable[[Workplace, Any, Parcels], tuple[Any, dict[str, Parcel]]]
+    function: Callable[[WorkerContext, Any, Payloads], tuple[Any, dict[str, Payload]]]
     request: Any
     """A small value that says what to compute."""
-    parcels: Parcels = field(default_factory=dict[str, Parcel])
+    payloads: Payloads = field(default_factory=dict[str, Payload])
     key: str = ""
     """Jobs with the same key go to the same worker if they can."""
     name: str = "a job"
@@ -108,7 +108,7 @@ class Result:
     """What a job returned."""
 
     value: Any
-    parcels: Parcels
+    payloads: Payloads
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class InlinePool:
     n_workers = 1
 
     def __init__(self) -> None:
-        self._place = Workplace()
+        self._context = WorkerContext()
 
     def run(
         self,
@@ -198,11 +198,11 @@ class InlinePool:
     ) -> list[Result]:
         """Compute jobs and return their results in the same order."""
         results: list[Result] = []
-        place = self._place
+        context = self._context
         for number, job in enumerate(jobs):
-            place.check = check
-            place.report = lambda share, number=number: on_share(number, share)
-            results.append(Result(*job.function(place, job.request, job.parcels)))
+            context.check = check
+            context.report = lambda share, number=number: on_share(number, share)
+            results.append(Result(*job.function(context, job.request, job.payloads)))
             on_share(number, 1.0)
         return results
 
@@ -215,4 +215,4 @@ class InlinePool:
 
     def close(self) -> None:
         """Forget what jobs made."""
-        self._place.held.clear()
+        self._context.held.clear()

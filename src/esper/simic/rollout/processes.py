@@ -1,6 +1,6 @@
 """Worker processes on this machine.
 
-Small messages go through a pipe. Parcels go through two nameless files in memory, one for each
+Small messages go through a pipe. Payloads go through two nameless files in memory, one for each
 direction, which vanish with the last process that has them open. No port is opened.
 """
 
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import WorkerError
-from esper.simic.rollout.crew import Crew, Failed, Message, Progress, WorkerDied
-from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace, failure_of, prepare_worker
+from esper.simic.rollout.jobs import Job, Payload, Result, WorkerContext, failure_of, prepare_worker
+from esper.simic.rollout.worker_pool import Failed, Message, Progress, WorkerDied, WorkerPool
 
 _START = """
 import json, sys
@@ -49,13 +49,13 @@ class SharedFile:
         with tempfile.TemporaryFile(dir=memory if memory.is_dir() else None) as file:
             return cls(os.dup(file.fileno()))
 
-    def write(self, parcels: Mapping[str, Parcel]) -> dict[str, int]:
-        """Write parcels one after another; return their sizes.
+    def write(self, payloads: Mapping[str, Payload]) -> dict[str, int]:
+        """Write payloads one after another; return their sizes.
 
         Raises:
             WorkerError: If there is no room.
         """
-        contents = {name: parcel.bytes for name, parcel in parcels.items()}
+        contents = {name: payload.bytes for name, payload in payloads.items()}
         sizes = {name: len(content) for name, content in contents.items()}
         total = sum(sizes.values())
         if total:
@@ -66,15 +66,15 @@ class SharedFile:
                 start += len(content)
         return sizes
 
-    def read(self, sizes: Mapping[str, int]) -> dict[str, Parcel]:
+    def read(self, sizes: Mapping[str, int]) -> dict[str, Payload]:
         """Return a copy of what :meth:`write` wrote."""
         if not (total := sum(sizes.values())):
             return {}
-        source, start, parcels = self._mapped(total), 0, dict[str, Parcel]()
+        source, start, payloads = self._mapped(total), 0, dict[str, Payload]()
         for name, size in sizes.items():
-            parcels[name] = Parcel(source[start : start + size])
+            payloads[name] = Payload(source[start : start + size])
             start += size
-        return parcels
+        return payloads
 
     def close(self) -> None:
         """Give the file up."""
@@ -117,9 +117,9 @@ class ProcessWorker:
             threads: Threads that PyTorch may use.
             warm_up: A module that it imports before its first job.
         """
-        self._parcels_out, self._parcels_in = SharedFile.create(), SharedFile.create()
+        self._outgoing, self._incoming = SharedFile.create(), SharedFile.create()
         self.connection, theirs = Pipe()
-        inherited = theirs.fileno(), self._parcels_out.descriptor, self._parcels_in.descriptor
+        inherited = theirs.fileno(), self._outgoing.descriptor, self._incoming.descriptor
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), *map(str, inherited)],
@@ -146,7 +146,7 @@ class ProcessWorker:
 
     def submit(self, job: Job) -> None:
         """Start a job."""
-        sizes = self._parcels_out.write(job.parcels)
+        sizes = self._outgoing.write(job.payloads)
         try:
             self.connection.send((job.function, job.request, sizes))
         except OSError:
@@ -167,15 +167,15 @@ class ProcessWorker:
             return Progress(value)
         if kind == "failed":
             return Failed(value)
-        return Result(value, self._parcels_in.read(sizes))
+        return Result(value, self._incoming.read(sizes))
 
     def end(self) -> None:
         """End the process, whatever it is doing."""
         self.connection.close()
         self._process.kill()
         self._process.wait()
-        self._parcels_out.close()
-        self._parcels_in.close()
+        self._outgoing.close()
+        self._incoming.close()
 
     def _how_it_ended(self) -> str:
         """Return how the process ended, in words."""
@@ -188,7 +188,7 @@ class ProcessWorker:
         return f"exit code {code}"
 
 
-class ProcessPool(Crew):
+class ProcessPool(WorkerPool):
     """Computes jobs in worker processes on this machine."""
 
     def __init__(self, n_workers: int, *, threads: int = 1, warm_up: str = "") -> None:
@@ -211,33 +211,33 @@ class ProcessPool(Crew):
         wait([worker.connection for worker in busy], seconds)
 
 
-def serve(connection: int, parcels_in: int, parcels_out: int) -> None:
+def serve(connection: int, payloads_in: int, payloads_out: int) -> None:
     """Compute jobs until the process that wants them is gone. This is all that a worker does."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the first process decides when to stop
     pipe = Connection(connection)
-    incoming, outgoing = SharedFile(parcels_in), SharedFile(parcels_out)
+    incoming, outgoing = SharedFile(payloads_in), SharedFile(payloads_out)
     # Ending without a traceback if the pipe is closed: there is nobody left to read it.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         threads, warm_up = pipe.recv()
         prepare_worker(threads, warm_up)
         pipe.send(("ready", None, {}))
-        place = Workplace(report=lambda share: pipe.send(("progress", share, {})))
+        context = WorkerContext(report=lambda share: pipe.send(("progress", share, {})))
         while True:
             function, request, sizes = pipe.recv()
-            pipe.send(_compute(function, place, request, incoming.read(sizes), outgoing))
+            pipe.send(_compute(function, context, request, incoming.read(sizes), outgoing))
 
 
 def _compute(
     function: Callable[..., Any],
-    place: Workplace,
+    context: WorkerContext,
     request: Any,
-    parcels: dict[str, Parcel],
+    payloads: dict[str, Payload],
     outgoing: SharedFile,
 ) -> tuple[str, Any, dict[str, int]]:
     """Return the message about a job: its result, or what it raised."""
     try:
-        value, made = function(place, request, parcels)
+        value, made = function(context, request, payloads)
         return "done", value, outgoing.write(made)
     except Exception as error:
         return "failed", failure_of(error), {}

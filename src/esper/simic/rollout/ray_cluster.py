@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from esper.errors import WorkerError, message_of, summarize_error
-from esper.simic.rollout.crew import Crew, Failed, Message, WorkerDied
-from esper.simic.rollout.jobs import Job, Parcel, Result, Workplace, failure_of, prepare_worker
+from esper.simic.rollout.jobs import Job, Payload, Result, WorkerContext, failure_of, prepare_worker
+from esper.simic.rollout.worker_pool import Failed, Message, WorkerDied, WorkerPool
 from esper.version import __version__
 
 INSTALL = "pip install 'esper-lite[ray]'"
@@ -43,7 +43,7 @@ _RAY_SETTINGS = {
 """Environment variables of Ray: let nobody in, send no statistics, give up soon."""
 
 
-class RayPool(Crew):
+class RayPool(WorkerPool):
     """Computes jobs with actors on a Ray cluster."""
 
     def __init__(
@@ -113,11 +113,11 @@ class RayWorker:
 
     def submit(self, job: Job) -> None:
         """Start a job."""
-        for parcel in job.parcels.values():
-            if parcel.address is None:
-                parcel.address = self._put(parcel)
+        for payload in job.payloads.values():
+            if payload.address is None:
+                payload.address = self._put(payload)
         # In a list, a reference stays a reference: the worker fetches what it does not have.
-        addresses = {name: [parcel.address] for name, parcel in job.parcels.items()}
+        addresses = {name: [payload.address] for name, payload in job.payloads.items()}
         self.answer = self.actor.compute.remote(job.function, job.request, addresses)
 
     def receive(self) -> Message | None:
@@ -125,7 +125,7 @@ class RayWorker:
         if not self._ray.wait([self.answer], timeout=0)[0]:
             return None
         try:
-            kind, value, parcels = self._ray.get(self.answer)
+            kind, value, payloads = self._ray.get(self.answer)
         except self._ray.exceptions.RayTaskError as error:
             raise WorkerError(f"a worker failed: {_cause_of(error)}") from error
         except self._ray.exceptions.RayError as error:
@@ -135,19 +135,19 @@ class RayWorker:
             raise WorkerDied(value)
         if kind == "failed":
             return Failed(value)
-        return Result(value, {name: Parcel(content) for name, content in parcels.items()})
+        return Result(value, {name: Payload(content) for name, content in payloads.items()})
 
     def end(self) -> None:
         """End the actor, whatever it is doing."""
         with contextlib.suppress(Exception):  # it may be gone, and the cluster with it
             self._ray.kill(self.actor, no_restart=True)
 
-    def _put(self, parcel: Parcel) -> Any:
+    def _put(self, payload: Payload) -> Any:
         try:
-            return self._ray.put(parcel.bytes)
+            return self._ray.put(payload.bytes)
         except self._ray.exceptions.RayError as error:
             raise WorkerError(
-                f"{len(parcel.bytes):,} bytes do not fit into Ray's object store "
+                f"{len(payload.bytes):,} bytes do not fit into Ray's object store "
                 f"({type(error).__name__}); give it more room (ray start --object-store-memory) or "
                 "use a smaller envs_per_shard."
             ) from error
@@ -158,7 +158,7 @@ class _Actor:
 
     def __init__(self, threads: int, warm_up: str) -> None:
         prepare_worker(threads, warm_up)
-        self._place = Workplace()
+        self._context = WorkerContext()
 
     def software(self) -> dict[str, str]:
         """Return the versions that results depend on."""
@@ -167,17 +167,17 @@ class _Actor:
     def compute(
         self, function: Callable[..., Any], request: Any, addresses: Mapping[str, list[Any]]
     ) -> tuple[str, Any, dict[str, bytes]]:
-        """Return the kind of the answer, its value and its parcels."""
+        """Return the kind of the answer, its value and its payloads."""
         ray: Any = importlib.import_module("ray")
 
-        def parcel_at(address: Any) -> Parcel:
-            return Parcel(lambda: ray.get(address))
+        def payload_at(address: Any) -> Payload:
+            return Payload(lambda: ray.get(address))
 
-        parcels = {name: parcel_at(address) for name, (address,) in addresses.items()}
+        payloads = {name: payload_at(address) for name, (address,) in addresses.items()}
         try:
-            value, made = function(self._place, request, parcels)
-            return "done", value, {name: parcel.bytes for name, parcel in made.items()}
-        except ray.exceptions.RayError as error:  # a parcel cannot be fetched here
+            value, made = function(self._context, request, payloads)
+            return "done", value, {name: payload.bytes for name, payload in made.items()}
+        except ray.exceptions.RayError as error:  # a payload cannot be fetched here
             return "lost", type(error).__name__, {}
         except Exception as error:
             return "failed", failure_of(error), {}

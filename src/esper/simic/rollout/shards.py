@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from esper.simic.rollout.jobs import Job, Parcel, Parcels, Pool, Result, Workplace
+from esper.simic.rollout.jobs import Job, Payload, Payloads, Pool, Result, WorkerContext
 from esper.storage.state import State
 
 CHUNK_SECONDS = 1.0
@@ -96,30 +96,30 @@ class _Held:
 
 
 def _collect(
-    place: Workplace, request: _Request, parcels: Parcels
-) -> tuple[Any, dict[str, Parcel]]:
+    context: WorkerContext, request: _Request, payloads: Payloads
+) -> tuple[Any, dict[str, Payload]]:
     """Collect steps of a shard; a worker that has been at this point does not load its state."""
     step = request.position.step
-    held = place.held.get(request.key)
+    held = context.held.get(request.key)
     if held is None or held.rollout != request.rollout:
-        first = 0 if "state" not in parcels else -1
+        first = 0 if "state" not in payloads else -1
         held = _Held(request.make(request.spec), request.rollout, first)
-        place.held[request.key] = held
+        context.held[request.key] = held
     if held.step != step:
         held.step = -1  # until it is loaded
-        held.shard.load(parcels["state"].state)
+        held.shard.load(payloads["state"].state)
     chunk = None
     if request.n_steps:
         if held.weights != request.weights:
-            held.shard.set_weights(parcels["weights"].state)
+            held.shard.set_weights(payloads["weights"].state)
             held.weights = request.weights
         held.step = -1  # until the steps are taken
         chunk = held.shard.collect(request.n_steps, request.position, is_last=request.is_last)
     held.step = step + request.n_steps
-    made = {"state": Parcel(held.shard.save())} if request.wants_state else {}
+    made = {"state": Payload(held.shard.save())} if request.wants_state else {}
     if chunk is None:
         return None, made
-    made["steps"] = Parcel(State(chunk.steps))
+    made["steps"] = Payload(State(chunk.steps))
     return (chunk.notes, chunk.seconds), made
 
 
@@ -149,10 +149,10 @@ class ShardedRollout:
         self._pool, self._make, self._specs, self._check = pool, make, list(specs), check
         self._id = uuid.uuid4().hex
         self._position = Position(1, 0)
-        self._states: list[Parcel] | None = None
+        self._states: list[Payload] | None = None
         """The state of each shard at the position; None at the start and if this process has
         them."""
-        self._weights, self._weights_number = Parcel(State()), 0
+        self._weights, self._weights_number = Payload(State()), 0
         self._step_seconds: float | None = None
 
     def chunk_steps(self, n_steps: int) -> int:
@@ -168,7 +168,7 @@ class ShardedRollout:
 
     def set_weights(self, weights: State) -> None:
         """Act with these weights from now on."""
-        self._weights, self._weights_number = Parcel(weights), self._weights_number + 1
+        self._weights, self._weights_number = Payload(weights), self._weights_number + 1
 
     def collect(self, n_steps: int, position: Position, *, is_last: bool) -> list[Chunk]:
         """Take steps in all shards; return a chunk for each."""
@@ -178,16 +178,16 @@ class ShardedRollout:
         self._step_seconds = (perf_counter() - start) / n_steps
         self._position = Position(position.round, position.step + n_steps)
         if not self._pool.is_local:
-            self._keep([result.parcels["state"] for result in results])
-        return [Chunk(result.parcels["steps"].state.tensors, *result.value) for result in results]
+            self._keep([result.payloads["state"] for result in results])
+        return [Chunk(result.payloads["steps"].state.tensors, *result.value) for result in results]
 
     def save(self) -> list[State]:
         """Return the state of each shard."""
         states = self._states
         if states is None:
-            states = [result.parcels["state"] for result in self._run(0, wants_state=True)]
+            states = [result.payloads["state"] for result in self._run(0, wants_state=True)]
             self._keep(states)
-        return [parcel.state for parcel in states]
+        return [payload.state for payload in states]
 
     def load(self, states: Sequence[State], position: Position) -> None:
         """Continue from what :meth:`save` returned.
@@ -198,11 +198,11 @@ class ShardedRollout:
         """
         self._id = uuid.uuid4().hex
         self._position = position
-        self._states = [Parcel(state) for state in states]
+        self._states = [Payload(state) for state in states]
         self._run(0)
         self._keep(self._states)
 
-    def _keep(self, states: list[Parcel]) -> None:
+    def _keep(self, states: list[Payload]) -> None:
         """Hold the states of shards that other processes have, and may lose."""
         self._states = None if self._pool.is_local else states
 
@@ -211,9 +211,9 @@ class ShardedRollout:
     ) -> list[Result]:
         jobs: list[Job] = []
         for number, spec in enumerate(self._specs):
-            parcels = {"weights": self._weights} if n_steps else {}
+            payloads = {"weights": self._weights} if n_steps else {}
             if self._states is not None:
-                parcels["state"] = self._states[number]
+                payloads["state"] = self._states[number]
             key = f"shard {number}"
             request = _Request(
                 make=self._make,
@@ -228,6 +228,6 @@ class ShardedRollout:
             )
             name = f"shard {number + 1} of {len(self._specs)}"
             jobs.append(
-                Job(function=_collect, request=request, parcels=parcels, key=key, name=name)
+                Job(function=_collect, request=request, payloads=payloads, key=key, name=name)
             )
         return self._pool.run(jobs, check=self._check)

@@ -61,10 +61,7 @@ def decode_space(values: dict[str, Any]) -> spaces.Space[Any]:
         shape = values["shape"]
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     if kind == "Dict":
-        parts: Any = values["spaces"]
-        # Files of 0.2 pre-releases hold an object; its order is that of the space.
-        pairs = cast("dict[str, Any]", parts).items() if isinstance(parts, dict) else parts
-        return spaces.Dict([(name, decode_space(part)) for name, part in pairs])
+        return spaces.Dict([(name, decode_space(part)) for name, part in values["spaces"]])
     if kind == "Tuple":
         return spaces.Tuple([decode_space(part) for part in values["spaces"]])
     raise CheckpointError(f"a saved space has type {kind!r}, which is unknown.")

@@ -11,13 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from esper.arrays import Features, Flags, Integers
-from esper.config.checks import require_int
+from esper.config.checks import PositiveInt, check
 from esper.config.controllers import PREFERRED_BLUEPRINTS
-from esper.errors import ConfigError, ShapeError, did_you_mean, type_of
+from esper.errors import ConfigError, ShapeError, did_you_mean, shown
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observations import ObservationLayout
 
 
 class Controller(Protocol):
@@ -60,7 +59,7 @@ class EpochCounter:
 
     def start(self, n_hosts: int) -> None:
         """Reset the counters of this many hosts."""
-        require_int("n_hosts", n_hosts, least=1)
+        check("n_hosts", n_hosts, PositiveInt)
         self._epochs = np.zeros(n_hosts, np.int64)
 
     def count(self, observations: Features, starts: Flags) -> Integers:
@@ -87,16 +86,8 @@ def require_controller(controller: object) -> None:
     can_act = all(callable(getattr(controller, name, None)) for name in ("start", "act"))
     if not can_act or isinstance(controller, type):
         raise ConfigError(
-            f"controller is {controller!r}; it must have start() and act(), like those of "
+            f"controller is {shown(controller)}; it must have start() and act(), like those of "
             "make_controller."
-        )
-
-
-def require_layout(layout: object) -> None:
-    """Reject anything but an observation layout."""
-    if not isinstance(layout, ObservationLayout):
-        raise ConfigError(
-            f"layout is {type_of(layout)}; it must be an ObservationLayout, such as env.layout."
         )
 
 

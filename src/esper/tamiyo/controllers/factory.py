@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from esper.config.catalogue import CONTROLLERS
+from esper.config.checks import check, reject_unknown, require_choice
 from esper.config.controllers import HeuristicConfig
-from esper.errors import ConfigError, did_you_mean
-from esper.tamiyo.controllers.controller import Controller, require_layout
+from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.heuristic import Heuristic
 from esper.tamiyo.controllers.progressive import progressive
 from esper.tamiyo.controllers.schedule import FixedSchedule, grow_everywhere
-from esper.tamiyo.controllers.simple import RandomController, WaitController
+from esper.tamiyo.controllers.simple import NoGrowth, RandomController
 from esper.tamiyo.policy.observations import ObservationLayout
 
 Made = TypeVar("Made")
@@ -33,7 +33,7 @@ def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> 
     """Create a controller by its name.
 
     Args:
-        name: ``"wait"``, ``"random"``, ``"fixed"``, ``"heuristic"`` or ``"progressive"``.
+        name: ``"no-growth"``, ``"random"``, ``"fixed"``, ``"heuristic"`` or ``"progressive"``.
         layout: The layout of the observations.
         **options: Options of the controller. ``fixed`` takes those of :class:`FixedSchedule` if
             ``plantings`` is given, else those of :func:`grow_everywhere`; ``heuristic`` takes a
@@ -48,10 +48,10 @@ def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> 
         >>> esper.make_controller("heuristic", envs.layout).name
         'heuristic'
     """
-    require_layout(layout)
-    match name:
-        case "wait":
-            return _call(name, WaitController, options)
+    check("layout", layout, ObservationLayout)
+    match require_choice("controller", name, CONTROLLERS):
+        case "no-growth":
+            return _call(name, NoGrowth, options)
         case "random":
             return _call(name, RandomController, options)
         case "fixed":
@@ -66,21 +66,10 @@ def make_controller(name: str, layout: ObservationLayout, /, **options: Any) -> 
         case "progressive":
             return _call(name, progressive, {"layout": layout, **options})
         case _:
-            names = controller_names()
-            hint = did_you_mean(name, names)
-            raise ConfigError(
-                f"there is no controller {name!r}; the controllers are {', '.join(names)}.{hint}"
-            )
+            raise AssertionError(f"the catalogue has a controller {name!r} that is not made here")
 
 
 def _call(name: str, make: Callable[..., Made], options: dict[str, Any]) -> Made:
     """Call a function with options, rejecting unknown ones."""
-    allowed = list(inspect.signature(make).parameters)
-    for option in options:
-        if option not in allowed:
-            hint = did_you_mean(option, allowed)
-            listed = ", ".join(known for known in allowed if known != "layout")
-            raise ConfigError(
-                f"controller {name!r} has no option {option!r}; its options are {listed}.{hint}"
-            )
+    reject_unknown(f"controller {name!r}", options, inspect.signature(make).parameters, {})
     return make(**options)

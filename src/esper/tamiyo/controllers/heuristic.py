@@ -6,14 +6,12 @@ Shapes: N = hosts, S = slots, B = blueprints.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from esper.arrays import Features, Flags, Floats, Integers
-from esper.config.checks import require_choice
+from esper.config.checks import check, require_choice
 from esper.config.controllers import HeuristicConfig
-from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import (
     ALPHA_SPEED_EPOCHS,
     ALPHA_TARGETS,
@@ -29,14 +27,13 @@ from esper.tamiyo.controllers.controller import (
     EpochCounter,
     NamedController,
     rank_blueprints,
-    require_layout,
 )
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import (
-    LEAST_ERROR,
-    LEAST_UNIT,
-    MOST_EPOCHS,
-    MOST_ERROR,
+    MAX_EPOCHS,
+    MAX_ERROR,
+    MIN_ERROR,
+    MIN_UNIT,
     SLOPE,
     ObservationLayout,
     from_log_scale,
@@ -96,15 +93,14 @@ class Heuristic(NamedController):
         name: str = "heuristic",
     ) -> None:
         """Create the controller for hosts whose observations have this layout."""
-        require_layout(layout)
-        if config is not None and not isinstance(config, HeuristicConfig):
-            raise ConfigError(f"config is {config!r}; it must be a HeuristicConfig, or None.")
+        check("layout", layout, ObservationLayout)
+        check("config", config, HeuristicConfig | None)
         self.layout = layout
         self.config = config or HeuristicConfig()
         self.name = name
         require_choice("tempo_epochs", self.config.tempo_epochs, TEMPO_EPOCHS)
         ratio = np.asarray(self.config.min_gradient_ratio)
-        self._least_health = np.float32(log_scale(ratio, 1e-3, 1e1))
+        self._min_health = np.float32(log_scale(ratio, 1e-3, 1e1))
         self._blueprints = self._rank_by_slot()
         self._epochs = EpochCounter()
         self._epochs_stuck: Integers = np.zeros(0, np.int64)
@@ -127,7 +123,10 @@ class Heuristic(NamedController):
         self._n_lost[starts] = 0
         self._grows[starts] = False
         actions, seen = ActionRows(masks, len(epochs)), self._read(observations, epochs)
-        self._count_losses(seen)
+        is_live = _IS_LIVE[seen.stage]
+        # Those that should be alive and are not were removed by the governor.
+        self._n_lost += (self._grows & ~is_live).sum(1)
+        self._grows = is_live
         is_warm = epochs >= self.config.warmup_epochs
         is_stuck = is_warm & (seen.score_rise < self.config.finish_rise - ROUNDING)
         self._epochs_stuck = np.where(is_stuck, self._epochs_stuck + 1, 0)
@@ -135,16 +134,14 @@ class Heuristic(NamedController):
         has_time = seen.epochs_left >= self.config.commit_epochs + self.config.profit_epochs
         may_try = has_time & (self._n_lost < self.config.max_prunes)
         is_flat = is_warm & (seen.score_rise < self.config.plateau_rise - ROUNDING)
-        has_room = _IS_LIVE[seen.stage].sum(1) < self.config.max_live_seeds
+        has_room = is_live.sum(1) < self.config.max_live_seeds
         self._germinate(actions, may_try & is_flat & has_room)
-        self._finish(actions, seen, may_try)
+        if self.config.finish_patience is not None:
+            # A slot without a live seed is free sooner or later.
+            has_slot = bool((self._blueprints[:, 0] >= 0).any())
+            is_done = ~is_live.any(1) & ~(may_try & has_slot)
+            actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
         return actions.rows
-
-    def _count_losses(self, seen: _View) -> None:
-        """Count the seeds that the governor removed, and note which are alive."""
-        is_live = _IS_LIVE[seen.stage]
-        self._n_lost += (self._grows & ~is_live).sum(1)
-        self._grows = is_live
 
     def _tend(self, actions: ActionRows, seen: _View) -> None:
         """Prune, fossilize or advance one seed of each host."""
@@ -152,7 +149,7 @@ class Heuristic(NamedController):
         is_held = seen.stage == Stage.HOLDING
         is_training = seen.stage == Stage.TRAINING
         helps = seen.contribution > config.min_contribution + ROUNDING
-        is_healthy = seen.gradient_health >= self._least_health
+        is_healthy = seen.gradient_health >= self._min_health
         is_healthy = is_healthy & (seen.loss_rise <= config.max_loss_rise + ROUNDING)[:, None]
         useless = is_held & ~helps & _has_lasted(seen, config.judging_epochs)
         useless |= is_training & ~is_healthy & _has_lasted(seen, config.training_patience)
@@ -163,14 +160,11 @@ class Heuristic(NamedController):
         is_proven = is_held & helps & _has_lasted(seen, config.holding_epochs)
         taken = actions.choose(Op.FOSSILIZE, is_proven, oldest=seen.age)
         self._grows[taken, actions.rows[taken, COLUMNS["slot"]]] = False
-        self._prune(actions, useless, seen)
-        actions.choose(Op.ADVANCE, ready, oldest=seen.age)
-
-    def _prune(self, actions: ActionRows, wanted: Flags, seen: _View) -> None:
-        taken = actions.choose(Op.PRUNE, wanted, oldest=seen.age)
+        taken = actions.choose(Op.PRUNE, useless, oldest=seen.age)
         actions.fill(taken, "alpha_speed", ALPHA_SPEED_EPOCHS.index(0))
         self._n_lost += taken
         self._grows[taken, actions.rows[taken, COLUMNS["slot"]]] = False
+        actions.choose(Op.ADVANCE, ready, oldest=seen.age)
 
     def _germinate(self, actions: ActionRows, wanted: Flags) -> None:
         taken = actions.choose(Op.GERMINATE, wanted[:, None] & (self._blueprints[:, 0] >= 0))
@@ -189,28 +183,17 @@ class Heuristic(NamedController):
         wanted = np.minimum(self._n_lost + 1, n_fitting[:, -1])
         return ranked[hosts, (n_fitting == wanted[:, None]).argmax(1)]
 
-    def _finish(self, actions: ActionRows, seen: _View, may_try: Flags) -> None:
-        if self.config.finish_patience is None:
-            return
-        has_seed = _IS_LIVE[seen.stage].any(1)
-        # A slot without a live seed is free sooner or later.
-        has_slot = bool((self._blueprints[:, 0] >= 0).any())
-        is_done = ~has_seed & ~(may_try & has_slot)
-        actions.finish(is_done & (self._epochs_stuck >= self.config.finish_patience))
-
     def _read(self, observations: Features, epochs: Integers) -> _View:
         """Return the features that the rules use, given the epochs ``[N]`` of training so far."""
         layout = self.layout
         progress = self._host(observations, "progress")
-        n_epochs = np.rint(
-            from_log_scale(self._host(observations, "task_epochs"), 1.0, MOST_EPOCHS)
-        )
+        n_epochs = np.rint(from_log_scale(self._host(observations, "task_epochs"), 1.0, MAX_EPOCHS))
         # The scale ends at 1,000 epochs; a longer budget follows from the progress per epoch.
-        is_longer = (n_epochs >= MOST_EPOCHS) & (epochs > 0) & (progress > 0.0)
+        is_longer = (n_epochs >= MAX_EPOCHS) & (epochs > 0) & (progress > 0.0)
         by_progress = epochs / np.where(is_longer, progress, 1.0)
         n_epochs = np.where(is_longer, by_progress, n_epochs)
         n_slow = np.minimum(np.rint(progress * n_epochs), 4)
-        error = from_log_scale(self._host(observations, "error"), LEAST_ERROR, MOST_ERROR)
+        error = from_log_scale(self._host(observations, "error"), MIN_ERROR, MAX_ERROR)
         slow = unsquash(self._host(observations, "error_slope_slow")) / SLOPE
         loss = unsquash(self._host(observations, "validation_loss"))
         slope = unsquash(self._host(observations, "loss_slope")) / SLOPE
@@ -220,7 +203,7 @@ class Heuristic(NamedController):
             age=layout.slot(observations, "age"),
             stage_age=layout.slot(observations, "stage_age"),
             alpha_at_rest=layout.slot(observations, "alpha_at_rest") > 0.5,
-            contribution=contribution * np.maximum(error, LEAST_UNIT)[:, None],
+            contribution=contribution * np.maximum(error, MIN_UNIT)[:, None],
             gradient_health=layout.slot(observations, "gradient_health"),
             score_rise=error * _growth(-slow * n_slow),
             loss_rise=np.where(loss > 0.0, -loss * _growth(-slope), slope),
@@ -245,15 +228,9 @@ class Heuristic(NamedController):
 def _has_lasted(seen: _View, n_epochs: int) -> Flags:
     """Return which slots ``[N, S]`` have been in their stage for ``n_epochs``."""
     # Observations show the age squashed, in units of three epochs; half an epoch allows rounding.
-    return seen.stage_age > _scaled((n_epochs - 0.5) / 3.0)
+    return seen.stage_age > np.float32(squash(np.asarray((n_epochs - 0.5) / 3.0)))
 
 
 def _growth(log_ratios: Floats) -> Floats:
     """Return ratios minus 1."""
     return np.expm1(np.clip(log_ratios, -50.0, 50.0))
-
-
-@lru_cache(maxsize=64)
-def _scaled(threshold: float) -> np.float32:
-    """Return a threshold squashed to the scale of observations."""
-    return np.float32(squash(np.asarray(threshold)))

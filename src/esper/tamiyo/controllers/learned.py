@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from esper.arrays import Features, Flags, Integers
-from esper.config.checks import require_bool, require_int, require_seed
+from esper.config.checks import PositiveInt, Seed, check
 from esper.config.growth import RELATIVE_REWARDS, RewardForm
-from esper.errors import ConfigError, type_of
+from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
-from esper.simic.policy.protocol import Decision
+from esper.simic.policy.policy import Decision
 from esper.simic.policy.recurrent import RecurrentTrunk
 from esper.tamiyo.controllers.controller import Controller, NamedController, require_hosts
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -43,12 +43,8 @@ class LearnedController(NamedController):
                 in units of; None if they are unknown.
             rewards: The form of the rewards that the policy was trained with.
         """
-        if not isinstance(policy, RecurrentTrunk):
-            raise ConfigError(
-                f"policy is {type_of(policy)}; it must be a SlotPolicy or another "
-                "recurrent policy of esper.simic."
-            )
-        require_bool("deterministic", deterministic)
+        check("policy", policy, RecurrentTrunk)
+        check("deterministic", deterministic, bool)
         self.policy = policy
         self.deterministic = deterministic
         self.name = name
@@ -66,8 +62,8 @@ class LearnedController(NamedController):
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Reset the controller, with the seed of its samples."""
-        require_int("n_hosts", n_hosts, least=1)
-        require_seed(seed)
+        check("n_hosts", n_hosts, PositiveInt)
+        check("seed", seed, Seed)
         weight = self.policy.features.weight
         self._state = weight.new_zeros(n_hosts, self.policy.state_size)
         self._last = None
@@ -87,11 +83,6 @@ class LearnedController(NamedController):
         self._last = decision
         self._state = decision.next_state
         return decision.actions.cpu().numpy()
-
-    def op_probabilities(self, host: int = 0) -> dict[str, float]:
-        """Return how likely each legal op was for a host in the last decision; empty before."""
-        shares = self.choice_probabilities(host).get("op", [])
-        return {op.name.lower(): share for op, share in zip(Op, shares, strict=False) if share}
 
     def choice_probabilities(self, host: int = 0) -> dict[str, list[float | None]]:
         """Return how likely each choice was for a host in the last decision, by head.
@@ -115,8 +106,8 @@ class LearnedController(NamedController):
         """Return the sum of rewards that the policy expected for a host in the last decision.
 
         At the start of an episode, that is the final score minus all costs; if rewards were
-        relative to a rival, what it is above that of the same host left alone. None before the
-        first decision, and if the units of the policy's values are unknown.
+        relative to a baseline, how much better that is than no growth of the same host. None before
+        the first decision, and if the units of the policy's values are unknown.
         """
         if self._last is None or self._return_scale is None:
             return None
@@ -126,10 +117,11 @@ class LearnedController(NamedController):
     def _require_fit(self, observations: Features, masks: ActionMasks) -> None:
         """Reject hosts that the policy was not created for."""
         advice = "create the policy for the slots and blueprints of these hosts."
-        seen, known = observations.shape[1], self.policy.observation_size
-        if seen != known:
+        seen, leaf = observations.shape[1:], self.policy.observation_spec.single
+        if leaf is None or seen != leaf.shape:
+            known = leaf.shape[0] if leaf is not None else 0
             raise ConfigError(
-                f"observations have {seen} features but the policy expects {known}; {advice}"
+                f"observations have {seen[0]} features but the policy expects {known}; {advice}"
             )
         for head, choices in zip(self.policy.spec.names, self.policy.spec.sizes, strict=True):
             legal = masks[head].shape[-1]
@@ -139,31 +131,28 @@ class LearnedController(NamedController):
                 )
 
 
-def op_probabilities(controller: Controller, host: int = 0) -> dict[str, float]:
-    """Return how likely each op was in a controller's last decision; empty if it has no odds."""
-    if isinstance(controller, (LearnedController, TranslatedController)):
-        return controller.op_probabilities(host)
-    return {}
-
-
 def choice_probabilities(controller: Controller, host: int = 0) -> dict[str, list[float | None]]:
     """Return how likely each choice was in a controller's last decision; empty without odds."""
-    if isinstance(controller, (LearnedController, TranslatedController)):
-        return controller.choice_probabilities(host)
-    return {}
+    ask = getattr(controller, "choice_probabilities", None)
+    return {} if ask is None else ask(host)
+
+
+def op_probabilities(controller: Controller, host: int = 0) -> dict[str, float]:
+    """Return how likely each op was in a controller's last decision; empty without odds."""
+    shares = choice_probabilities(controller, host).get("op", [])
+    return {op.name.lower(): share for op, share in zip(Op, shares, strict=False) if share}
 
 
 def expected_return(controller: Controller, host: int = 0) -> float | None:
     """Return the sum of rewards that a controller expected in its last decision, if it did."""
-    if isinstance(controller, (LearnedController, TranslatedController)):
-        return controller.expected_return(host)
-    return None
+    ask = getattr(controller, "expected_return", None)
+    return None if ask is None else ask(host)
 
 
 def expects_gain(controller: Controller) -> bool:
-    """Return whether a controller's returns are relative to the same host left alone."""
+    """Return whether a controller's returns are relative to the same host with no growth."""
     if isinstance(controller, TranslatedController):
-        return expects_gain(controller.controller)
+        controller = controller.controller
     # One that was trained against a schedule has learned gains at the end.
     return isinstance(controller, LearnedController) and controller.rewards in RELATIVE_REWARDS
 
@@ -228,10 +217,6 @@ class TranslatedController(NamedController):
         actions = self.controller.act(shown, masks.within(self._own), starts).copy()
         actions[:, _BLUEPRINT] = self._to_hosts[actions[:, _BLUEPRINT]]
         return actions
-
-    def op_probabilities(self, host: int = 0) -> dict[str, float]:
-        """Return how likely each op was in the last decision; empty if it is not known."""
-        return op_probabilities(self.controller, host)
 
     def choice_probabilities(self, host: int = 0) -> dict[str, list[float | None]]:
         """Return how likely each choice was in the last decision, with the hosts' blueprints."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol
 
-from esper.config.checks import require_int, require_number
+from esper.config.checks import PositiveInt, UnitInterval, check, require_choice
 from esper.config.controllers import PREFERRED_BLUEPRINTS
 from esper.errors import ConfigError
 from esper.lifecycle.slot_config import SlotConfig
-from esper.tamiyo.controllers.controller import rank_blueprints, require_layout
+from esper.tamiyo.controllers.controller import rank_blueprints
 from esper.tamiyo.controllers.schedule import FixedSchedule, Planting
 from esper.tamiyo.policy.observations import ObservationLayout
 
@@ -27,8 +27,8 @@ TARGETS = ("depth", "parameters")
 GROWTH_FRACTIONS = (0.4,)
 """Default fractions of the budget at which a model grows."""
 
-MOST_SEEDS = 1000
-"""Most seeds of a plan."""
+MAX_SEEDS = 1000
+"""Maximum seeds of a plan."""
 
 
 class GrowthPreview(Protocol):
@@ -73,8 +73,11 @@ def progressive(
     Raises:
         ConfigError: If the target is invalid, smaller than the model, or out of reach.
     """
-    require_layout(layout)
-    config, ordered = layout.slot_config, _require_fractions(fractions)
+    check("layout", layout, ObservationLayout)
+    ordered = sorted(check("fractions", fractions, tuple[UnitInterval, ...]))
+    if not ordered:
+        raise ConfigError("fractions is empty; give fractions of the budget, such as [0.2, 0.5].")
+    config = layout.slot_config
     kind, wanted = _require_target(target)
     if kind == "depth":
         growth = _plan_depth(config, wanted)
@@ -109,32 +112,16 @@ def _require_time(plantings: Sequence[Planting], n_epochs: int) -> None:
         )
 
 
-def _require_fractions(fractions: object) -> tuple[float, ...]:
-    if not isinstance(fractions, Sequence) or isinstance(fractions, str) or not fractions:
-        raise ConfigError(
-            f"fractions is {fractions!r}; it must be a list of fractions of the budget, such as "
-            "[0.2, 0.5]."
-        )
-    for fraction in cast(Sequence[Any], fractions):
-        require_number("fractions", fraction, least=0.0, most=1.0)
-    return tuple(sorted(float(fraction) for fraction in cast(Sequence[Any], fractions)))
-
-
 def _require_target(target: object) -> tuple[str, int]:
     """Return what the target is about and its value; an empty name for no target."""
     if target is None:
         return "", 0
-    example = 'such as {"depth": 12} or {"parameters": 100_000}'
-    if not isinstance(target, Mapping):
-        raise ConfigError(f"target is {target!r}; it must be a mapping, {example}.")
-    entries = cast(Mapping[Any, Any], target)
+    entries = check("target", target, dict[str, PositiveInt])
     if len(entries) != 1:
+        example = 'such as {"depth": 12} or {"parameters": 100_000}'
         raise ConfigError(f"target has {len(entries)} entries; it must have one, {example}.")
     ((kind, wanted),) = entries.items()
-    if kind not in TARGETS:
-        raise ConfigError(f"target is about {kind!r}; it must be {' or '.join(TARGETS)}.")
-    require_int(f"target[{kind!r}]", wanted, least=1)
-    return kind, int(wanted)
+    return require_choice("target", kind, TARGETS), wanted
 
 
 def _plan_once(config: SlotConfig) -> list[tuple[str, ...]]:
@@ -167,9 +154,9 @@ def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, ...]]:
             "in parameters, or put slots on residual blocks."
         )
     missing = depth - len(blocks)
-    if missing > MOST_SEEDS:
+    if missing > MAX_SEEDS:
         raise ConfigError(
-            f"target depth {depth} needs more than {MOST_SEEDS} new blocks; start with a deeper "
+            f"target depth {depth} needs more than {MAX_SEEDS} new blocks; start with a deeper "
             "model."
         )
     if missing < 0:
@@ -197,7 +184,7 @@ def _plan_parameters(
         )
     slots = [slot for slot in config.slot_ids if config.is_enabled(slot)]
     grown = list[tuple[str, ...]]()
-    while len(grown) < MOST_SEEDS:
+    while len(grown) < MAX_SEEDS:
         n_grown = len(grown)
         for slot in slots:
             name = _choose(config, slot, preview, wanted - preview.parameters)
@@ -207,7 +194,7 @@ def _plan_parameters(
         if len(grown) == n_grown:
             return grown
     raise ConfigError(
-        f"target of {wanted:,} parameters needs more than {MOST_SEEDS} seeds on a model of "
+        f"target of {wanted:,} parameters needs more than {MAX_SEEDS} seeds on a model of "
         f"{n_before:,}; start with a larger model."
     )
 

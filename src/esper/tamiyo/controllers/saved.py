@@ -2,16 +2,15 @@
 
 controller.safetensors  the weights of the policy
 controller.json         its sizes, blueprints, features, heads and origin
+manifest.json           sizes and hashes of both
 CARD.md                 the model card
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,10 +21,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from esper.config import PolicyConfig
+from esper.config.checks import check, types_of
 from esper.config.growth import Budget, GrowthConfig, RewardForm
 from esper.config.run import OptionValue
-from esper.config.schema import checked_value, hints_of, shown
-from esper.errors import ConfigError, ControllerError, SlotError, StorageError, message_of
+from esper.errors import ConfigError, ControllerError, SlotError, shown
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     ALPHA_SPEED_EPOCHS,
@@ -35,8 +34,8 @@ from esper.lifecycle.factored_actions import (
     Op,
 )
 from esper.lifecycle.slot_config import SlotConfig
-from esper.storage.controller_folder import FACTS_FILE, holds_controller
-from esper.storage.files import read_json, verified, with_checksum, write_atomic
+from esper.storage.controller_folder import CONTROLLER, FACTS_FILE, WEIGHTS_FILE, holds_controller
+from esper.storage.files import parse_json, storage_errors, write_atomic
 from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.learned import (
     LearnedController,
@@ -165,22 +164,17 @@ class SavedController:
         )
 
 
-FORMAT = 2
-"""The format of controller.json. Format 1, of Esper 0.1, lacks the checksum."""
-WEIGHTS_FILE = "controller.safetensors"
 CARD_FILE = "CARD.md"
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 """The folder of the controller that ships with Esper."""
-
-
-class ControllerWarning(UserWarning):
-    """A saved controller has no checksum, so damage to it cannot be detected."""
 
 
 def save_controller(
     controller: SavedController, folder: str | os.PathLike[str], *, card: str = ""
 ) -> Path:
     """Save a controller and return the folder.
+
+    A process that is killed leaves the controller that the folder held before, or the new one.
 
     Args:
         controller: The controller.
@@ -199,19 +193,12 @@ def save_controller(
     path = Path(folder)
     _validate(controller, path)
     weights = {name: t.detach().cpu().contiguous() for name, t in controller.weights.items()}
-    content = safetensors.torch.save(weights)
-    facts = with_checksum(facts_of(controller) | {"sha256": _hash(content)})
-    text = json.dumps(facts, indent=1) + "\n"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        write_atomic(path / WEIGHTS_FILE, content)
-        write_atomic(path / FACTS_FILE, text)
+    facts = json.dumps(facts_of(controller), indent=1) + "\n"
+    contents = {WEIGHTS_FILE: safetensors.torch.save(weights), FACTS_FILE: facts.encode()}
+    with storage_errors(path):
+        CONTROLLER.write(path, contents)
         if card:
             write_atomic(path / CARD_FILE, card)
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror or error}; choose another folder."
-        ) from error
     return path
 
 
@@ -219,7 +206,9 @@ def load_saved(folder: str | os.PathLike[str]) -> SavedController:
     """Load a saved controller.
 
     Raises:
-        ControllerError: If there is none, it is damaged, or it is of another version of Esper.
+        ControllerError: If there is none, it is damaged, or its observations or choices are those
+            of another version of Esper.
+        OtherVersionError: If its files are.
 
     Examples:
         >>> saved = esper.load_saved("controllers/mine")
@@ -227,29 +216,16 @@ def load_saved(folder: str | os.PathLike[str]) -> SavedController:
         True
     """
     path = Path(folder)
-    facts = read_facts(path)
+    files = CONTROLLER.read(path)
     try:
-        content = (path / WEIGHTS_FILE).read_bytes()
-    except OSError as error:
-        reason = error.strerror or error
-        raise ControllerError(
-            f"{path / WEIGHTS_FILE} cannot be read: {reason}; {_ADVICE}"
-        ) from error
-    if facts["sha256"] != _hash(content):
-        raise ControllerError(
-            f"{path / WEIGHTS_FILE} does not match the sha256 in {FACTS_FILE}; {_ADVICE}"
-        )
-    try:
-        weights = safetensors.torch.load(content)
-        controller = _controller_from(facts, weights)
+        facts = cast("dict[str, Any]", parse_json(files[FACTS_FILE]))
+        require_observations(facts, str(facts.get("name", path)))
+        _require_meanings(facts, path)
+        controller = _controller_from(facts, safetensors.torch.load(files[WEIGHTS_FILE]))
+    except (AttributeError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise CONTROLLER.damaged(path, error) from error
     except (ConfigError, SlotError) as error:
-        reason = str(error).rstrip(".")
-        raise ControllerError(f"in {path / FACTS_FILE}, {reason}; {_ADVICE}") from error
-    except SafetensorError as error:
-        reason = message_of(error)
-        raise ControllerError(
-            f"{path / WEIGHTS_FILE} holds no valid weights ({reason}); {_ADVICE}"
-        ) from error
+        raise ControllerError(f"in {path / FACTS_FILE}, {str(error).rstrip('.')}.") from error
     _validate(controller, path)
     return controller
 
@@ -268,75 +244,36 @@ def load_shipped() -> SavedController:
     return replace(load_saved(SHIPPED_FOLDER), is_shipped=True)
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the content of ``controller.json``, if this version of Esper can use it.
-
-    Emits a :class:`ControllerWarning` for a file of format 1.
-
-    Raises:
-        ControllerError: If it cannot be read, is damaged, or is of another version.
-    """
-    path = folder / FACTS_FILE
-    try:
-        facts = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ControllerError(f"{path} cannot be read ({error}); {_ADVICE}") from error
-    if not isinstance(facts, dict):
-        raise ControllerError(f"{path} is not a JSON object; {_ADVICE}")
-    _require_keys(path, cast(dict[str, Any], facts), ("format",))
-    version = cast(dict[str, Any], facts)["format"]
-    if version not in (1, FORMAT):
-        raise ControllerError(
-            f"{path} has format {version!r}; this version of Esper reads 1 and {FORMAT}."
-        )
-    try:
-        found = verified(facts, may_lack=version == 1)
-    except ValueError as error:
-        raise ControllerError(f"{path} is damaged: {error}; {_ADVICE}") from error
-    if version == 1:
-        warnings.warn(
-            f"{path} is of Esper {found.get('esper')} and has no checksum, so damage to it cannot "
-            "be detected; save it again: esper.save_controller(esper.load_saved(folder), folder)",
-            ControllerWarning,
-            stacklevel=3,
-        )
-    require_observations(found, str(found.get("name", folder)))
-    _require_keys(path, found, (*_KEYS, *_meanings()))
-    for name, wanted in _meanings().items():
-        if found[name] != wanted:
-            raise ControllerError(
-                f"the {name.replace('_', ' ')} of {path}, trained by Esper {found['esper']}, are "
-                f"not those of this version ({__version__}); train another controller with "
-                "`esper train`, or use the shipped one."
-            )
-    return found
-
-
 def require_observations(facts: Mapping[str, Any], name: str) -> None:
-    """Reject a controller whose facts name other observations; those of version 1 name none.
+    """Reject a controller whose facts name other observations than those of this version.
 
     Raises:
         ControllerError: Naming the controller and both versions.
     """
-    version = facts.get("observations", 1)
+    version = facts["observations"]
     if version != VERSION:
-        age = "an older" if version in range(1, VERSION) else "another"
         raise ControllerError(
-            f"controller {name!r} was trained by {age} Esper whose observations differ (version "
-            f"{version!r}, not {VERSION}); train one with `esper train`, or use the shipped one."
+            f"controller {name!r} was trained by another version of Esper whose observations "
+            f"differ (version {version!r}, not {VERSION}); {_TRAIN_ANOTHER}"
         )
 
 
-def _require_keys(path: Path, facts: Mapping[str, Any], names: Iterable[str]) -> None:
-    for name in names:
-        if name not in facts:
-            raise ControllerError(f"{path} has no {name!r}; {_ADVICE}")
+def _require_meanings(facts: Mapping[str, Any], path: Path) -> None:
+    """Reject a controller whose features or choices are not those of this version."""
+    for name, expected in _meanings().items():
+        if facts[name] != expected:
+            raise ControllerError(
+                f"the {name.replace('_', ' ')} of {path / FACTS_FILE}, trained by Esper "
+                f"{facts['esper']}, are not those of this version ({__version__}); {_TRAIN_ANOTHER}"
+            )
+
+
+_TRAIN_ANOTHER = "train a controller with `esper train`, or use the shipped one."
 
 
 def facts_of(controller: SavedController) -> dict[str, Any]:
     """Return a controller as plain values, without its weights."""
     return {
-        "format": FORMAT,
         "esper": controller.esper,
         "observations": VERSION,
         "name": controller.name,
@@ -351,11 +288,6 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
     }
 
 
-_ADVICE = "save the controller again."
-_KEYS = (
-    *("esper", "name", "deterministic", "policy", "budget", "growth", "origin", "blueprints"),
-    "sha256",
-)
 _ORIGIN: dict[str, Any] = {
     "task": str,
     "task_options": dict[str, OptionValue],
@@ -396,39 +328,34 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
     given = cast("dict[str, Any]", origin)
     for name, hint in _ORIGIN.items():
         if name in given:
-            checked_value(f"origin.{name}", given[name], hint)
-    blueprints = checked_value("blueprints", facts["blueprints"], tuple[str, ...])
+            check(f"origin.{name}", given[name], hint)
+    blueprints = check("blueprints", facts["blueprints"], tuple[str, ...])
     return SavedController(
-        name=checked_value("name", facts["name"], str),
+        name=check("name", facts["name"], str),
         weights=weights,
         policy=_section(PolicyConfig, facts, "policy"),
         blueprints=SlotConfig(("slot",), blueprints=blueprints).blueprints,
-        deterministic=checked_value("deterministic", facts["deterministic"], bool),
+        deterministic=check("deterministic", facts["deterministic"], bool),
         budget=_section(Budget, facts, "budget"),
         growth=None if facts["growth"] is None else _section(GrowthConfig, facts, "growth"),
-        rewards=checked_value("rewards", facts.get("rewards", "dense"), RewardForm),
+        rewards=check("rewards", facts["rewards"], RewardForm),
         origin=given,
-        esper=checked_value("esper", facts["esper"], str),
+        esper=check("esper", facts["esper"], str),
     )
-
-
-LATER_SETTINGS = frozenset({"commits_at_once", "deepen_start"})
-"""Settings that controllers of earlier versions lack; they get their default."""
 
 
 def _section(kind: type[Section], facts: Mapping[str, Any], name: str) -> Section:
     """Return the dataclass of settings under a name; they must be exactly its fields."""
-    values, hints = facts[name], hints_of(kind)
+    values, hints = facts[name], types_of(kind)
     if not isinstance(values, dict):
         raise ConfigError(f"{name} is {shown(values)}; it must be an object of settings.")
     given = cast("dict[str, Any]", values)
-    wrong = (given.keys() ^ hints.keys()) - (LATER_SETTINGS - given.keys())
+    wrong = given.keys() ^ hints.keys()
     if wrong:
         names = ", ".join(sorted(wrong))
         raise ConfigError(f"{name} has missing or unknown settings: {names}")
-    checked = {each: checked_value(f"{name}.{each}", given[each], hints[each]) for each in given}
     try:
-        return kind(**checked)
+        return kind(**given)
     except ConfigError as error:
         raise ConfigError(f"{name}.{error}") from error
 
@@ -439,7 +366,3 @@ def _validate(controller: SavedController, path: Path) -> None:
         controller.make_policy(SlotConfig(("slot",), blueprints=controller.blueprints))
     except ControllerError as error:
         raise ControllerError(f"{path}: {error}") from error
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
 from esper.arrays import Features, Flags, Floats, Integers
-from esper.config.checks import (
-    make_numbers_plain,
-    require_choice,
-    require_int,
-    require_number,
-)
-from esper.errors import ConfigError, SlotError
+from esper.config.checks import NonNegativeInt, Settings, UnitInterval, check, require_choice
+from esper.errors import SlotError
 from esper.lifecycle.factored_actions import ALPHA_TARGETS, STYLES, TEMPO_EPOCHS, BlendStyle, Op
 from esper.lifecycle.legality import ADVANCEABLE_STAGES
 from esper.lifecycle.slot_config import SlotConfig
@@ -29,14 +23,13 @@ from esper.tamiyo.controllers.controller import (
     EpochCounter,
     NamedController,
     rank_blueprints,
-    require_layout,
 )
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planting:
+class Planting(Settings):
     """One seed of a schedule."""
 
     slot: str
@@ -48,10 +41,10 @@ class Planting:
     otherwise: tuple[str, ...] = ()
     """Blueprints for hosts whose slot the first does not fit; the first of them that fits grows."""
 
-    epoch: int = 0
+    epoch: NonNegativeInt = 0
     """Epochs of training before it germinates."""
 
-    fraction: float | None = None
+    fraction: UnitInterval | None = None
     """Fraction of the budget before it germinates, in place of ``epoch``."""
 
     style: BlendStyle = BlendStyle.ADD_LINEAR
@@ -64,52 +57,18 @@ class Planting:
     """The target of alpha."""
 
     def __post_init__(self) -> None:
-        require_int("epoch", self.epoch, least=0)
-        if self.fraction is not None:
-            require_number("fraction", self.fraction, least=0.0, most=1.0)
-        if isinstance(self.otherwise, str):
-            raise ConfigError(f"otherwise is {self.otherwise!r}; it must be a tuple of names.")
-        object.__setattr__(self, "otherwise", tuple(self.otherwise))
-        require_choice("style", self.style, STYLES)
+        super().__post_init__()
         require_choice("tempo_epochs", self.tempo_epochs, TEMPO_EPOCHS)
         require_choice("alpha_target", self.alpha_target, ALPHA_TARGETS)
-        make_numbers_plain(self)
-
-
-def _require_plantings(plantings: object) -> None:
-    """Reject anything but a sequence of plantings."""
-    if not isinstance(plantings, Sequence) or isinstance(plantings, str):
-        raise ConfigError(
-            f"plantings is {plantings!r}; it must be a list of Planting(slot=..., blueprint=...)."
-        )
-    for index, planting in enumerate(cast(Sequence[object], plantings)):
-        if not isinstance(planting, Planting):
-            raise ConfigError(
-                f"plantings[{index}] is {planting!r}; it must be a Planting(slot=..., "
-                "blueprint=...)."
-            )
-
-
-def _germinate_choices(
-    plantings: Sequence[Planting], slot_config: SlotConfig
-) -> dict[str, Integers]:
-    """Return the choices ``[P]`` of each head that germinate reads, without the blueprint."""
-    choices = {
-        "slot": [slot_config.slot_index(planting.slot) for planting in plantings],
-        "style": [STYLES.index(planting.style) for planting in plantings],
-        "tempo": [TEMPO_EPOCHS.index(planting.tempo_epochs) for planting in plantings],
-        "alpha_target": [ALPHA_TARGETS.index(planting.alpha_target) for planting in plantings],
-    }
-    return {head: np.array(column, np.int64) for head, column in choices.items()}
 
 
 def _rank_choices(plantings: Sequence[Planting], slot_config: SlotConfig) -> Integers:
     """Return the blueprint and alternatives of each planting, ``[P, A]``; the last is repeated."""
     names = [(planting.blueprint, *planting.otherwise) for planting in plantings]
-    most = max((len(some) for some in names), default=1)
-    ranked = [[*some, *some[-1:] * (most - len(some))] for some in names]
+    maximum = max((len(some) for some in names), default=1)
+    ranked = [[*some, *some[-1:] * (maximum - len(some))] for some in names]
     indices = [[slot_config.blueprint_index(name) for name in some] for some in ranked]
-    return np.array(indices, np.int64).reshape(len(plantings), most)
+    return np.array(indices, np.int64).reshape(len(plantings), maximum)
 
 
 def _check_plantings(plantings: Sequence[Planting], slot_config: SlotConfig) -> None:
@@ -160,10 +119,9 @@ class FixedSchedule(NamedController):
         Raises:
             SlotError: If a slot or blueprint is unknown or cannot be used.
         """
-        if finish_after is not None:
-            require_int("finish_after", finish_after, least=0)
-        require_layout(layout)
-        _require_plantings(plantings)
+        check("finish_after", finish_after, NonNegativeInt | None)
+        check("layout", layout, ObservationLayout)
+        check("plantings", plantings, tuple[Planting, ...])
         self.layout = layout
         self.plantings = tuple(sorted(plantings, key=lambda one: (one.epoch, one.fraction or 0.0)))
         _check_plantings(self.plantings, layout.slot_config)
@@ -171,7 +129,15 @@ class FixedSchedule(NamedController):
         self.name = name
         self._due_epochs = np.array([planting.epoch for planting in self.plantings], np.int64)
         self._due_fractions = np.array([planting.fraction or 0.0 for planting in self.plantings])
-        self._choices = _germinate_choices(self.plantings, layout.slot_config)
+        slot_index = layout.slot_config.slot_index
+        choices = {
+            "slot": [slot_index(planting.slot) for planting in self.plantings],
+            "style": [STYLES.index(planting.style) for planting in self.plantings],
+            "tempo": [TEMPO_EPOCHS.index(planting.tempo_epochs) for planting in self.plantings],
+            "alpha_target": [ALPHA_TARGETS.index(one.alpha_target) for one in self.plantings],
+        }
+        self._choices = {head: np.array(rows, np.int64) for head, rows in choices.items()}
+        """``[P]`` of each head that germinate reads, without the blueprint."""
         self._ranked = _rank_choices(self.plantings, layout.slot_config)
         self._epochs = EpochCounter()
         self._is_planted: Flags = np.zeros((0, len(self.plantings)), np.bool_)
@@ -197,19 +163,15 @@ class FixedSchedule(NamedController):
         is_ready = _CAN_ADVANCE[stages] & (is_at_rest | (stages != Stage.BLENDING))
         is_ready |= stages == Stage.HOLDING
         ops = np.where(stages == Stage.HOLDING, Op.FOSSILIZE, Op.ADVANCE)
-        was_refused = self._find_refused(observations)
+        # [N, S] whose seeds a gate has just refused.
+        was_refused = self.layout.host(observations, "was_refused")[:, None] > 0.5
+        was_refused = was_refused & (np.arange(self.layout.n_slots) == self._last_slots[:, None])
         actions.choose(ops, is_ready & ~was_refused, oldest=ages)
         progress = self.layout.host(observations, "progress").astype(np.float64)
         self._germinate(actions, epochs, progress)
         actions.choose(ops, is_ready & was_refused, oldest=ages)
         self._last_slots = actions.rows[:, COLUMNS["slot"]].copy()
         return actions.rows
-
-    def _find_refused(self, observations: Features) -> Flags:
-        """Return the slots ``[N, S]`` whose seeds a gate has just refused."""
-        was_refused = self.layout.host(observations, "was_refused") > 0.5
-        is_last = np.arange(self.layout.n_slots) == self._last_slots[:, None]
-        return was_refused[:, None] & is_last
 
     def _germinate(self, actions: ActionRows, epochs: Integers, progress: Floats) -> None:
         """Germinate the first planting that is due, where that is legal."""
@@ -237,7 +199,7 @@ def grow_once(
     *,
     blueprint: str | None = None,
     slot: str | None = None,
-    epoch: int = 0,
+    epoch: NonNegativeInt = 0,
     name: str = "grow once",
 ) -> FixedSchedule:
     """Return a schedule of one seed, by default in the first usable slot.
@@ -245,7 +207,7 @@ def grow_once(
     Raises:
         SlotError: If the slot or blueprint is unknown or cannot be used.
     """
-    require_layout(layout)
+    check("layout", layout, ObservationLayout)
     slots = [slot] if slot is not None else _usable_slots(layout.slot_config, blueprint)[:1]
     return FixedSchedule(layout, _plantings(layout, slots, blueprint, [epoch]), name=name)
 
@@ -262,8 +224,8 @@ def grow_everywhere(
     Raises:
         SlotError: If the blueprint is unknown or fits no slot.
     """
-    require_layout(layout)
-    require_int("every", every, least=0)
+    check("layout", layout, ObservationLayout)
+    check("every", every, NonNegativeInt)
     slots = _usable_slots(layout.slot_config, blueprint)
     epochs = [every * number for number in range(len(slots))]
     return FixedSchedule(layout, _plantings(layout, slots, blueprint, epochs), name=name)

@@ -1,4 +1,4 @@
-"""Simple controllers: wait, replay recorded actions, act at random.
+"""Simple controllers: no growth, recorded actions again, random actions.
 
 Shapes: N = hosts, T = steps, H = heads, O = ops, K = choices.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.arrays import Features, Flags, Integers
-from esper.config.checks import require_int, require_number, require_seed
+from esper.config.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Seed, check
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo.controllers.controller import (
@@ -25,18 +25,17 @@ from esper.tamiyo.controllers.controller import (
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 
-class WaitController(NamedController):
-    """Never grows a host; optionally finishes its training early."""
+class NoGrowth(NamedController):
+    """No growth; optionally finishes a host's training early."""
 
-    def __init__(self, *, finish_after: int | None = None, name: str = "wait") -> None:
+    def __init__(self, *, finish_after: int | None = None, name: str = "no-growth") -> None:
         """Create the controller.
 
         Args:
             finish_after: Epochs after which to finish a host, if that is legal; None for never.
             name: The controller's name in comparisons.
         """
-        if finish_after is not None:
-            require_int("finish_after", finish_after, least=0)
+        check("finish_after", finish_after, NonNegativeInt | None)
         self.finish_after = finish_after
         self.name = name
         self._epochs = EpochCounter()
@@ -117,8 +116,8 @@ class RandomController(NamedController):
 
     def start(self, n_hosts: int, *, seed: int = 0) -> None:
         """Reset the controller, with the seed of the hosts' random streams."""
-        require_int("n_hosts", n_hosts, least=1)
-        require_seed(seed)
+        check("n_hosts", n_hosts, PositiveInt)
+        check("seed", seed, Seed)
         self._streams = [np.random.default_rng((seed, host)) for host in range(n_hosts)]
         self._step = 0
 
@@ -190,6 +189,6 @@ def _read_weights(given: Mapping[Op, float]) -> NDArray[np.float64]:
         if not isinstance(op, Op):
             names = ", ".join(f"Op.{member.name}" for member in Op)
             raise ConfigError(f"op_weights contains {op!r}; the ops are {names}.")
-        require_number(f"op_weights[Op.{op.name}]", weight, least=0.0)
+        check(f"op_weights[Op.{op.name}]", weight, NonNegativeFloat)
         weights[op] = weight
     return weights

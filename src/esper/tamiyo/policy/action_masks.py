@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.errors import ConfigError, DeviceError, DtypeError, ShapeError, SlotError
+from esper.config.checks import check
+from esper.errors import ConfigError, DeviceError, SlotError
 from esper.lifecycle.factored_actions import HEADS_READ_BY, Op, growth_action_spec
 from esper.lifecycle.legality import (
     BLOCKING_STAGES,
@@ -32,9 +33,9 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import LIVE_STAGES, Stage
 from esper.simic.policy.action_spec import all_choices
 from esper.simic.policy.masks import ChoiceMasks, Condition
+from esper.simic.tensors import INTEGERS, check_tensor
 
 SLOT_BY_OP = "slot_by_op"
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 __all__ = [
     "ActionMasks",
@@ -163,8 +164,7 @@ def compute_action_masks(
     Raises:
         SlotError: If the number of states is not the number of slots.
     """
-    batch = compute_batch_masks([slot_states], slot_config, device)
-    return batch.of_host(0)
+    return compute_batch_masks([slot_states], slot_config, device).of_host(0)
 
 
 def compute_batch_masks(
@@ -182,8 +182,7 @@ def compute_batch_masks(
     Raises:
         SlotError: If there are no hosts, or a host has a wrong number of states.
     """
-    if not isinstance(slot_config, SlotConfig):
-        raise SlotError(f"slot_config is {slot_config!r}; it must be a SlotConfig.")
+    check("slot_config", slot_config, SlotConfig)
     n_slots = slot_config.max_slots
     try:
         if not batch_slot_states:
@@ -194,13 +193,8 @@ def compute_batch_masks(
                     f"host {host} has {len(states)} slot states; "
                     f"the slot configuration has {n_slots} slots."
                 )
-        codes = bytearray(
-            [
-                DORMANT_CODE if state is None else state.code
-                for states in batch_slot_states
-                for state in states
-            ]
-        )
+        every = [state for states in batch_slot_states for state in states]
+        codes = bytearray([DORMANT_CODE if state is None else state.code for state in every])
     except (TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise SlotError(
             f"the slot states are {batch_slot_states!r}; they must be a list for each host, of "
@@ -236,12 +230,18 @@ def compute_array_masks(
         TensorError: If a tensor has the wrong shape or dtype, or the devices differ.
         SlotError: If a stage does not exist, naming host and slot.
     """
-    _check_arrays(stage, age_epochs, alpha_at_rest, is_gate_open, slot_config)
+    check_tensor("stage", stage, ("batch", slot_config.max_slots), INTEGERS)
+    check_tensor("age_epochs", age_epochs, stage.shape, INTEGERS, stage.device)
+    check_tensor("alpha_at_rest", alpha_at_rest, stage.shape, torch.bool, stage.device)
+    if is_gate_open is not None:
+        check_tensor("is_gate_open", is_gate_open, stage.shape, torch.bool, stage.device)
     tables = mask_tables(slot_config, stage.device)
     if stage.is_cpu:
-        bad = ((stage < 0) | (stage >= len(Stage))).flatten().nonzero()
-        if len(bad):
-            _raise_bad_stage(int(bad[0]), stage, slot_config)
+        for host, slot in ((stage < 0) | (stage >= len(Stage))).nonzero():
+            raise SlotError(
+                f"stage of host {int(host)}, slot {slot_config.slot_ids[slot]!r} is "
+                f"{int(stage[host, slot])}; the stages are 0 to {len(Stage) - 1}."
+            )
     return _masks_of_codes(tables, _state_codes(stage, age_epochs, alpha_at_rest, is_gate_open))
 
 
@@ -378,39 +378,3 @@ def _add_head_masks(
         column = spec.index(name)
         choices[:, column, : spec.sizes[column]] = mask
     return ActionMasks(choices, slot_by_op, tables, fits)
-
-
-def _check_arrays(
-    stage: Tensor,
-    age: Tensor,
-    at_rest: Tensor,
-    is_gate_open: Tensor | None,
-    slot_config: SlotConfig,
-) -> None:
-    shape, device = stage.shape, stage.device
-    if len(shape) != 2 or shape[1] != slot_config.max_slots or shape[0] == 0:
-        raise ShapeError(
-            f"stage has shape {tuple(shape)}; it must be [batch, {slot_config.max_slots}] with at "
-            "least one host."
-        )
-    given = {"stage": stage, "age_epochs": age, "alpha_at_rest": at_rest}
-    if is_gate_open is not None:
-        given["is_gate_open"] = is_gate_open
-    for name, tensor in given.items():
-        if tensor.shape != shape:
-            raise ShapeError(f"{name} has shape {tuple(tensor.shape)}; stage has {tuple(shape)}.")
-        if tensor.device != device:
-            raise DeviceError(f"{name} is on {tensor.device}; stage is on {device}.")
-        if name in ("alpha_at_rest", "is_gate_open"):
-            if tensor.dtype is not torch.bool:
-                raise DtypeError(f"{name} has dtype {tensor.dtype}; it must be torch.bool.")
-        elif tensor.dtype not in _INTEGERS:
-            raise DtypeError(f"{name} has dtype {tensor.dtype}; it must be an integer dtype.")
-
-
-def _raise_bad_stage(index: int, stage: Tensor, slot_config: SlotConfig) -> None:
-    host, slot = divmod(index, slot_config.max_slots)
-    raise SlotError(
-        f"stage of host {host}, slot {slot_config.slot_ids[slot]!r} is {int(stage[host, slot])}; "
-        f"the stages are 0 to {len(Stage) - 1}."
-    )

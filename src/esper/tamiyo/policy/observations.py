@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from esper.arrays import Flags, Floats, Integers
 from esper.errors import UnknownFeatureError, did_you_mean
 from esper.lifecycle.factored_actions import ALPHA_CURVES, ALPHA_SPEED_EPOCHS, STYLES, Op
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 
@@ -30,19 +31,19 @@ VERSION = 2
 HISTORY = 6
 """Epochs whose losses and scores are kept, the current one last."""
 
-LEAST_ERROR, MOST_ERROR = 0.005, 2.0
+MIN_ERROR, MAX_ERROR = 0.005, 2.0
 """The ends of the log scale of errors; an error is 1 minus the score."""
 
-LEAST_UNIT = 0.02
+MIN_UNIT = 0.02
 """The smallest error that contributions are measured in."""
 
-MOST_EPOCHS = 1000.0
+MAX_EPOCHS = 1000.0
 """The upper end of the log scale of ``task_epochs``."""
 
 SLOPE = 10.0
 """Factor of changes per epoch, which are a few percent."""
 
-MOST_BATCHES = 12
+MAX_BATCHES = 12
 """The largest number of batches that is observed. The prior's tasks have at most as many, and a
 policy cannot know what more would mean."""
 
@@ -195,37 +196,6 @@ class HostFacts:
     flop_price: Floats
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SlotFacts:
-    """The unscaled quantities of each slot, ``[N, S]``."""
-
-    stage: Integers
-    age_epochs: Integers
-    stage_epochs: Integers
-    alpha: Floats
-    alpha_target: Floats
-    alpha_at_rest: Flags
-    ramp_epochs_left: Integers
-    curve: Integers
-    style: Integers
-    contribution: Floats
-    """Score with the seed minus without, as last measured; 0 if never measured."""
-    is_measured: Flags
-    parameters: Integers
-    """Parameters of the seed and the fossils; 0 without any."""
-    gradient_norm: Floats
-    blueprint: Integers
-    """-1 without a seed."""
-    kind: Integers
-    """Index into :data:`TENSOR_KINDS`; -1 if the host does not have the slot."""
-    first_hidden: Integers
-    """Units between the block's two layers at the start; 0 if unknown."""
-    hidden: Integers
-    """The same now, with those of fossils."""
-    unit_parameters: Integers
-    """Parameters of one hidden unit."""
-
-
 def squash(values: Floats, *, missing: float = 0.0) -> Floats:
     """Return ``x / (1 + |x|)``, in [-1, 1]; ``missing`` for NaN."""
     limited = np.minimum(np.maximum(values, -1e300), 1e300)
@@ -344,11 +314,11 @@ def _mean_size(values: Floats) -> Floats:
 
 
 def errors_of(scores: Floats) -> Floats:
-    """Return the error that observations show for a score, at least :data:`LEAST_ERROR`."""
-    return np.maximum(1.0 - scores, LEAST_ERROR)
+    """Return the error that observations show for a score, at least :data:`MIN_ERROR`."""
+    return np.maximum(1.0 - scores, MIN_ERROR)
 
 
-def host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
+def host_columns(hosts: HostFacts, slots: SlotArrays) -> Floats:
     """Return the features of hosts in the order of :data:`HOST_FEATURES`, ``[F, N]``."""
     sheet = _Sheet(tuple(HOST_FEATURES), hosts.epoch.shape)
     first, losses = hosts.first_loss, hosts.validation_losses
@@ -375,19 +345,19 @@ def host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
             "gradient_trend": 5.0 * np.log(hosts.gradient_norm / hosts.previous_gradient_norm),
             "gradient_decay": np.log(hosts.gradient_norm / hosts.first_gradient_norm),
             "flops_used": np.maximum(hosts.flops_used, 0.0),
-            "parameters_added": slots.parameters.sum(1) / np.maximum(hosts.n_parameters, 1),
+            "parameters_added": slots.grown_parameters.sum(1) / np.maximum(hosts.n_parameters, 1),
             "price": PRICE_SCALE * np.maximum(hosts.flop_price, 0.0),
         }
     )
     n_samples = np.where(hosts.n_samples > 0, hosts.n_samples, np.nan)
-    n_batches = np.where(hosts.n_batches > 0, hosts.n_batches, MOST_BATCHES)
+    n_batches = np.where(hosts.n_batches > 0, hosts.n_batches, MAX_BATCHES)
     sheet.log_scale(
         {
             "epochs_left": (hosts.n_epochs - hosts.epoch, 1.0, 100.0),
-            "error": (errors[:, -1], LEAST_ERROR, MOST_ERROR),
+            "error": (errors[:, -1], MIN_ERROR, MAX_ERROR),
             "data_per_parameter": (n_samples / np.maximum(hosts.n_parameters, 1), 1e-3, 1e3),
-            "batches_per_epoch": (np.minimum(n_batches, MOST_BATCHES), 1.0, 1e3),
-            "task_epochs": (hosts.n_epochs, 1.0, MOST_EPOCHS),
+            "batches_per_epoch": (np.minimum(n_batches, MAX_BATCHES), 1.0, 1e3),
+            "task_epochs": (hosts.n_epochs, 1.0, MAX_EPOCHS),
             "task_slots": ((slots.kind >= 0).sum(1), 1.0, 64.0),
         },
         missing=0.0,
@@ -399,22 +369,22 @@ def host_columns(hosts: HostFacts, slots: SlotFacts) -> Floats:
     return sheet.values
 
 
-def slot_columns(hosts: HostFacts, slots: SlotFacts, n_blueprints: int) -> Floats:
+def slot_columns(hosts: HostFacts, slots: SlotArrays, n_blueprints: int) -> Floats:
     """Return the features of slots in the order of :data:`SLOT_FEATURES`, ``[F, N, S]``."""
     is_present, has_seed = slots.kind >= 0, slots.blueprint >= 0
     health = slots.gradient_norm / hosts.gradient_norm[:, None]
-    unit = np.maximum(errors_of(hosts.scores[:, -1]), LEAST_UNIT)[:, None]
+    unit = np.maximum(errors_of(hosts.scores[:, -1]), MIN_UNIT)[:, None]
     size = np.maximum(hosts.n_parameters, 1)[:, None]
-    has_hidden = slots.first_hidden > 0
-    doublings = np.log2(slots.hidden / np.where(has_hidden, slots.first_hidden, np.nan))
+    has_hidden, hidden = slots.first_hidden > 0, slots.hidden
+    doublings = np.log2(hidden / np.where(has_hidden, slots.first_hidden, np.nan))
     order = np.maximum(is_present.cumsum(1) - 1, 0)
     sheet = _Sheet(tuple(SLOT_FEATURES), slots.stage.shape)
     sheet.squash(
         {
             "stage_age": slots.stage_epochs / 3.0,
             "contribution": slots.contribution / unit,
-            "parameter_share": slots.parameters / size,
-            "step_size": np.where(has_hidden, slots.hidden / size * slots.unit_parameters, 0.0),
+            "parameter_share": slots.grown_parameters / size,
+            "step_size": np.where(has_hidden, hidden / size * slots.unit_parameters, 0.0),
         }
     )
     sheet.clip(
@@ -445,7 +415,6 @@ __all__ = [
     "TENSOR_KINDS",
     "HostFacts",
     "ObservationLayout",
-    "SlotFacts",
 ]
 
 
@@ -504,7 +473,7 @@ class ObservationLayout:
         shares = self.slot(observations, "blueprint")
         return np.rint(shares * self.n_blueprints).astype(np.int64) - 1
 
-    def encode(self, hosts: HostFacts, slots: SlotFacts) -> NDArray[np.float32]:
+    def encode(self, hosts: HostFacts, slots: SlotArrays) -> NDArray[np.float32]:
         """Return the observations ``[N, D]``."""
         # The scales handle the NaN and infinite values of divisions by zero.
         with np.errstate(all="ignore"):

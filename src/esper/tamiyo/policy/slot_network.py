@@ -16,7 +16,6 @@ from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
-from esper.simic.policy.encoders import CategoryColumns
 from esper.simic.policy.normalizers import ObservationNormalizer
 from esper.simic.policy.recurrent import RecurrentTrunk, steps_last_linear
 from esper.tamiyo.policy.observations import (
@@ -28,6 +27,37 @@ from esper.tamiyo.policy.observations import (
 
 _N_HOST, _N_SLOT = len(HOST_FEATURES), len(SLOT_FEATURES)
 _FIRST_KIND = list(SLOT_FEATURES).index(KIND_NAMES[0])
+_BLUEPRINT = list(SLOT_FEATURES).index("blueprint")
+
+
+class BlueprintEmbedding(nn.Module):
+    """Replaces the feature that holds a slot's blueprint, ``k / n`` for k of n, by an embedding.
+
+    0 stands for no blueprint.
+    """
+
+    def __init__(self, n_blueprints: int, size: int) -> None:
+        super().__init__()
+        self.n_blueprints = n_blueprints
+        self.tables = nn.ModuleDict({str(n_blueprints): nn.Embedding(n_blueprints + 1, size)})
+        self.output_size = _N_SLOT - 1 + size
+        """Features of a slot after it is replaced."""
+
+    @property
+    def table(self) -> nn.Embedding:
+        """The embeddings."""
+        return cast(nn.Embedding, self.tables[str(self.n_blueprints)])
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw embeddings of about the size of other features."""
+        nn.init.normal_(self.table.weight, std=0.5, generator=generator)
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """Return the other features, then the embedding: ``[..., F]`` to ``[..., output size]``."""
+        # Cells of a grid that only reset the state may show anything.
+        numbers = (slots[..., _BLUEPRINT] * self.n_blueprints).round().long()
+        known = self.table(numbers.clamp_(0, self.n_blueprints))
+        return torch.cat([slots[..., :_BLUEPRINT], slots[..., _BLUEPRINT + 1 :], known], dim=-1)
 
 
 class SlotPolicy(RecurrentTrunk):
@@ -57,19 +87,18 @@ class SlotPolicy(RecurrentTrunk):
         super().__init__(growth_action_spec(slot_config), layout.size)
         self.config = config = config or PolicyConfig()
         self.slot_size = config.slot_size
-        categories = {list(SLOT_FEATURES).index("blueprint"): layout.n_blueprints}
         self.normalize_host: ObservationNormalizer | None = None
         self.normalize_slot: ObservationNormalizer | None = None
         if config.normalize_observations:
             self.normalize_host = ObservationNormalizer(_N_HOST)
-            self.normalize_slot = ObservationNormalizer(_N_SLOT, categories)
+            self.normalize_slot = ObservationNormalizer(_N_SLOT, [_BLUEPRINT])
         n_weights = config.embedding_size * (layout.n_blueprints + config.slot_size)
         require_memory(
             BYTES_PER_WEIGHT * n_weights,
             embedding_size=config.embedding_size,
             slot_size=config.slot_size,
         )
-        self.embed = CategoryColumns(categories, _N_SLOT, config.embedding_size)
+        self.embed = BlueprintEmbedding(layout.n_blueprints, config.embedding_size)
         self.encode = nn.Linear(self.embed.output_size, config.slot_size)
         n_choices = sum(self.spec.sizes) - layout.n_slots
         self._add_trunk(_N_HOST + 2 * config.slot_size, config.slot_size + n_choices + 1, config)
@@ -126,7 +155,7 @@ class SlotPolicy(RecurrentTrunk):
         self._initialize_trunk(generator)
         nn.init.orthogonal_(self.encode.weight, gain=2**0.5, generator=generator)
         nn.init.zeros_(self.encode.bias)
-        self.embed.initialise(generator)
+        self.embed.initialize(generator)
 
 
 def _is_present(slots: Tensor) -> Tensor:

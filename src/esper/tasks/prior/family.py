@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from esper.config.catalogue import TASKS
-from esper.config.checks import require_choice, require_int, require_number
+from esper.config.checks import Bounds, NonNegativeFloat, check, require_choice
 from esper.config.growth import Budget, CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.errors import TaskError
 from esper.formatting import many
 from esper.growth.hosts import HostMaker
-from esper.tasks.data import Samples, TaskData, TaskDraw
+from esper.tasks.data import TaskData, TaskDraw
 from esper.tasks.digits_family import GROWTH, draw_digits
 from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
 from esper.tasks.prior import nuisances
-from esper.tasks.prior.hosts import CONTEXT, MOST_SLOTS, catalogue
+from esper.tasks.prior.hosts import CONTEXT, MAX_SLOTS, catalogue
 from esper.tasks.prior.teachers import (
     CLASSIFYING,
     REGRESSING,
-    Lesson,
+    LabelledInputs,
     draw_normal,
     teach_filters,
     teach_markov,
@@ -67,9 +67,9 @@ N_HELD_OUT = (400, 600)
 N_HELD_OUT_SEQUENCES = (100, 150)
 LEARNING_RATES = (3e-4, 3e-2)
 BATCH_SIZES = (16, 128)
-MOST_BATCHES = 12
-"""Most batches per epoch: with more data, an epoch is a part of a pass."""
-MOST_SEQUENCE_BATCHES = 4
+MAX_BATCHES = 12
+"""Maximum batches per epoch: with more data, an epoch is a part of a pass."""
+MAX_SEQUENCE_BATCHES = 4
 """The same for GPTs, which train slowly."""
 N_EPOCHS = (8, 64)
 PRICES = (0.01, 0.3)
@@ -78,7 +78,7 @@ FREE_SHARE = 0.5
 LABEL_NOISE = (0.02, 0.4)
 TARGET_NOISE = (0.05, 0.5)
 INPUT_NOISE = (0.05, 0.5)
-LEAST_CLASS_SHARE = 0.1
+MIN_CLASS_SHARE = 0.1
 LARGEST_CLASS = 0.9
 """A teacher that gives one class to more of its samples is drawn again."""
 HEAVINESS = (0.5, 1.2)
@@ -112,10 +112,9 @@ def make_prior(
     require_choice("hosts", hosts, HOST_CHOICES)
     if kind is not None:
         require_choice("kind", kind, MLP_KINDS if hosts == "mlp" else KINDS)
-    if price is not None:
-        require_number("price", price, least=0.0)
+    check("price", price, NonNegativeFloat | None)
     if n_epochs is not None:
-        require_int("n_epochs", n_epochs, least=1, most=N_EPOCHS[1])
+        check("n_epochs", n_epochs, Annotated[int, Bounds(1, N_EPOCHS[1])])
 
     def draw(seed: int) -> TaskDraw:
         return draw_prior(seed, kind=kind, price=price, n_epochs=n_epochs, hosts=hosts)
@@ -129,7 +128,7 @@ def make_prior(
         summary=TASKS["prior"],
         draws_price=price is None,
         draws_designs=True,
-        most_slots=MOST_SLOTS,
+        max_slots=MAX_SLOTS,
     )
 
 
@@ -156,8 +155,8 @@ def draw_prior(
     maker = makers[int(rng.integers(len(makers)))]
     problem = _draw_problem(rng, kind, maker)
     n_samples = len(problem.data.train)
-    most_batches = MOST_SEQUENCE_BATCHES if kind == "markov" else MOST_BATCHES
-    batches_per_epoch = min(max(n_samples // batch_size, 1), most_batches)
+    max_batches = MAX_SEQUENCE_BATCHES if kind == "markov" else MAX_BATCHES
+    batches_per_epoch = min(max(n_samples // batch_size, 1), max_batches)
     if n_epochs is None:
         n_epochs = drawn_epochs
     if price is None:
@@ -253,7 +252,7 @@ def _draw_images(rng: np.random.Generator, n_outputs: int) -> _Problem:
 def _classify(
     rng: np.random.Generator,
     sizes: tuple[int, int, int],
-    teach: Callable[[int], Lesson],
+    teach: Callable[[int], LabelledInputs],
     n_features: int | None = None,
 ) -> _Problem:
     """Return the splits of a lesson about classes, with nuisances; images stay as they are."""
@@ -263,7 +262,7 @@ def _classify(
     lesson, labels, n_classes = _draw_lesson(teach, count)
     shares = np.ones(n_classes)
     if is_imbalanced:
-        shares[:] = [log_uniform(rng, LEAST_CLASS_SHARE, 1.0) for _ in range(n_classes)]
+        shares[:] = [log_uniform(rng, MIN_CLASS_SHARE, 1.0) for _ in range(n_classes)]
     rows = nuisances.choose_rows(rng, labels, shares, sizes)
     # With two classes, a share of 1/2 would leave nothing to learn.
     label_noise *= min(1.0, n_classes / 4)
@@ -279,8 +278,8 @@ def _classify(
 
 
 def _draw_lesson(
-    teach: Callable[[int], Lesson], count: int
-) -> tuple[Lesson, NDArray[np.int64], int]:
+    teach: Callable[[int], LabelledInputs], count: int
+) -> tuple[LabelledInputs, NDArray[np.int64], int]:
     """Return a lesson, its classes and their number; draw again if one class is nearly all."""
     for _ in range(100):
         lesson = teach(count)
@@ -308,18 +307,13 @@ def _draw_sequences(rng: np.random.Generator, vocabulary: int) -> _Problem:
     sizes = (round(log_uniform(rng, *N_SEQUENCES)), *N_HELD_OUT_SEQUENCES)
     lesson = teach_markov(rng, sum(sizes), CONTEXT + 1, vocabulary)
     data = _split(lesson.inputs[:, :-1], lesson.targets[:, 1:], sizes)
-    return _Problem(data, vocabulary, _bits(vocabulary), lesson.facts)
-
-
-@lru_cache(maxsize=32)
-def _bits(vocabulary: int) -> Metric:
-    return bits_per_character(vocabulary)
+    return _Problem(data, vocabulary, bits_per_character(vocabulary), lesson.facts)
 
 
 def _draw_informative(rng: np.random.Generator, n_features: int) -> int:
     """Return the number of inputs that the teacher may use: all in half of the draws."""
-    least = max(2, -(-n_features // 4))
-    fewer = int(rng.integers(least, n_features + 1))
+    minimum = max(2, -(-n_features // 4))
+    fewer = int(rng.integers(minimum, n_features + 1))
     return n_features if rng.random() < 0.5 else fewer
 
 
@@ -367,12 +361,7 @@ def _split(
 ) -> TaskData:
     """Return consecutive samples as splits of these sizes."""
     x, y = (torch.from_numpy(np.ascontiguousarray(each)) for each in (inputs, targets))
-    ends = np.cumsum(sizes).tolist()
-    train, validation, test = (
-        Samples(x[end - size : end], y[end - size : end])
-        for end, size in zip(ends, sizes, strict=True)
-    )
-    return TaskData(train=train, validation=validation, test=test)
+    return TaskData.cut(x, y, sizes)
 
 
 _TITLES = {
@@ -400,9 +389,9 @@ def _describe_problem(kind: str, facts: dict[str, float]) -> str:
     parts.append(f"{facts['n_samples']:,.0f} samples")
     if facts.get("n_irrelevant"):
         parts.append(many(int(facts["n_irrelevant"]), "irrelevant input"))
-    for name, words in (("label_noise", "label noise"), ("input_noise", "input noise")):
+    for name in ("label_noise", "input_noise"):
         if facts.get(name):
-            parts.append(f"{facts[name]:.0%} {words}")
+            parts.append(f"{facts[name]:.0%} {name.replace('_', ' ')}")
     if facts.get("is_imbalanced"):
         parts.append("imbalanced")
     if facts.get("n_heavy"):
@@ -421,5 +410,4 @@ def _describe_host(maker: HostMaker) -> str:
             name, details = "CNN", ""
         case GPTHostConfig():
             name, details = "GPT", ""
-    blocks = "1 block" if config.n_blocks == 1 else f"{config.n_blocks} blocks"
-    return f"{name}, {blocks} of {config.hidden}{details}"
+    return f"{name}, {many(config.n_blocks, 'block')} of {config.hidden}{details}"

@@ -7,16 +7,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from esper.config.growth import (
-    MLP_ACTIVATIONS,
-    CNNHostConfig,
-    GPTHostConfig,
-    MLPHostConfig,
-)
+from esper.config.growth import MLP_ACTIVATIONS, CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.growth.hosts import HostMaker
 from esper.tasks.sampling import log_uniform
 
-MOST_SLOTS = 4
+MAX_SLOTS = 4
 N_FEATURES = (2, 64)
 N_OUTPUTS = {2: 0.35, 3: 0.2, 5: 0.2, 10: 0.15, 26: 0.1}
 """The share of classifiers with each number of outputs."""
@@ -65,13 +60,13 @@ def _draw_outputs(rng: np.random.Generator) -> int:
 
 def _mlp(rng: np.random.Generator, *, n_outputs: int, n_features: int | None = None) -> HostMaker:
     """Draw an MLP whose residual stream is wide enough to tell the classes apart."""
-    least_width = {10: 8, 26: 16}.get(n_outputs, WIDTHS[0])
-    least, most = HIDDEN
+    min_width = {10: 8, 26: 16}.get(n_outputs, WIDTHS[0])
+    minimum, maximum = HIDDEN
     config = MLPHostConfig(
         n_features=n_features or round(log_uniform(rng, *N_FEATURES)),
         n_classes=n_outputs,
-        width=round(log_uniform(rng, least_width, WIDTHS[1])),
-        hidden=round(least * (most / least) ** (rng.random() ** SMALLNESS)),
+        width=round(log_uniform(rng, min_width, WIDTHS[1])),
+        hidden=round(minimum * (maximum / minimum) ** (rng.random() ** SMALLNESS)),
         n_blocks=1 + int(rng.choice(len(N_BLOCKS), p=N_BLOCKS)),
         has_skips=bool(rng.random() < 0.5),
         activation=MLP_ACTIVATIONS[rng.choice(3, p=(0.5, 0.3, 0.2))],

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from esper.tasks.prior.teachers import Floats, Labels, draw_normal, multiply, round_to_grid
 
-LEAST_OF_CLASS = 8
+MIN_OF_CLASS = 8
 """Fewest samples of a class; each split gets at least one of them, validation two."""
 
 
@@ -29,10 +29,10 @@ def combine_inputs(
     return multiply(inputs, weights / np.sqrt(inputs.shape[1]))
 
 
-def merge_rare_classes(labels: Labels, *, least: int = LEAST_OF_CLASS) -> tuple[Labels, int]:
-    """Merge each class of fewer than ``least`` samples with the next; return how many are left."""
+def merge_rare_classes(labels: Labels, *, minimum: int = MIN_OF_CLASS) -> tuple[Labels, int]:
+    """Merge classes of fewer than ``minimum`` samples with the next; return how many are left."""
     counts = np.bincount(labels)
-    kept = np.flatnonzero(counts >= least)
+    kept = np.flatnonzero(counts >= minimum)
     if len(kept) == 0:
         return np.zeros_like(labels), 1
     classes = np.minimum(np.searchsorted(kept, np.arange(len(counts))), len(kept) - 1)

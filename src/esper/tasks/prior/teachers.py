@@ -27,7 +27,7 @@ WEIGHT_GRID = 2.0**10
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class LabelledInputs:
     """Inputs with what a teacher says about them."""
 
     inputs: NDArray[Any]
@@ -76,7 +76,7 @@ _ACTIVATIONS: tuple[tuple[str, Callable[[Floats], Floats]], ...] = (
 
 def teach_network(
     rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int
-) -> Lesson:
+) -> LabelledInputs:
     """Label normal inputs by a random network of 1 to 4 hidden layers of 2 to 64 units."""
     depth, width = int(rng.integers(1, 5)), round(log_uniform(rng, 2, 64))
     activation = int(rng.integers(len(_ACTIVATIONS)))
@@ -88,19 +88,23 @@ def teach_network(
         x = _ACTIVATIONS[activation][1](multiply(x, weight) + draw_normal(rng, width) / 2.0)
     scores = multiply(x, draw_normal(rng, width, n_classes))
     facts = {"depth": depth, "width": width, "activation": activation}
-    return Lesson(
+    return LabelledInputs(
         inputs,
         label_by_scores(scores),
         {f"teacher_{name}": float(value) for name, value in facts.items()},
     )
 
 
-def teach_tree(rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int) -> Lesson:
+def teach_tree(
+    rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int
+) -> LabelledInputs:
     """Label normal inputs by a random decision tree of depth 2 to 6."""
     return _teach_forest(rng, n_samples, n_inputs, n_classes, n_trees=1)
 
 
-def teach_forest(rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int) -> Lesson:
+def teach_forest(
+    rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int
+) -> LabelledInputs:
     """Label normal inputs by the votes of 2 to 8 random decision trees."""
     n_trees = int(rng.integers(2, 9))
     return _teach_forest(rng, n_samples, n_inputs, n_classes, n_trees=n_trees)
@@ -108,16 +112,16 @@ def teach_forest(rng: np.random.Generator, n_samples: int, n_inputs: int, n_clas
 
 def _teach_forest(
     rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int, *, n_trees: int
-) -> Lesson:
+) -> LabelledInputs:
     inputs = draw_normal(rng, n_samples, n_inputs)
-    least = 1 + int(n_classes > 4) + int(n_classes > 8)
-    depth = int(rng.integers(least + 1, 7))
+    minimum = 1 + int(n_classes > 4) + int(n_classes > 8)
+    depth = int(rng.integers(minimum + 1, 7))
     scores = np.zeros((n_samples, n_classes))
     for _ in range(n_trees):
         votes = draw_normal(rng, 2**depth, n_classes)
         scores += votes[_find_leaves(rng, inputs, depth)]
     facts = {"teacher_depth": float(depth), "teacher_trees": float(n_trees)}
-    return Lesson(inputs, label_by_scores(scores), facts)
+    return LabelledInputs(inputs, label_by_scores(scores), facts)
 
 
 def _find_leaves(rng: np.random.Generator, inputs: Floats, depth: int) -> Labels:
@@ -136,7 +140,7 @@ def _find_leaves(rng: np.random.Generator, inputs: Floats, depth: int) -> Labels
 
 def teach_mixture(
     rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int
-) -> Lesson:
+) -> LabelledInputs:
     """Draw each class from 1 to 4 normal distributions that overlap more or less."""
     n_parts = int(rng.integers(1, 5))
     distance = rng.uniform(1.0, 4.0)
@@ -145,10 +149,12 @@ def teach_mixture(
     parts = rng.integers(len(centres), size=n_samples)
     inputs = centres[parts] + scales[parts, None] * draw_normal(rng, n_samples, n_inputs)
     facts = {"teacher_parts": float(n_parts), "teacher_distance": distance}
-    return Lesson(inputs, parts % n_classes, facts)
+    return LabelledInputs(inputs, parts % n_classes, facts)
 
 
-def teach_rings(rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int) -> Lesson:
+def teach_rings(
+    rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int
+) -> LabelledInputs:
     """Draw classes as concentric rings, or spheres in up to 4 dimensions."""
     n_axes = int(rng.integers(2, min(n_inputs, 4) + 1))
     n_classes = min(n_classes, 6)
@@ -159,12 +165,12 @@ def teach_rings(rng: np.random.Generator, n_samples: int, n_inputs: int, n_class
     rings = rng.integers(n_rings, size=n_samples)
     radii = rings + 1.0 + thickness * draw_normal(rng, n_samples)
     facts = {"teacher_rings": float(n_rings), "teacher_thickness": thickness}
-    return Lesson(directions * radii[:, None], rings % n_classes, facts)
+    return LabelledInputs(directions * radii[:, None], rings % n_classes, facts)
 
 
 def teach_spirals(
     rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int
-) -> Lesson:
+) -> LabelledInputs:
     """Draw classes as the arms of a spiral in the plane."""
     n_classes = min(n_classes, 6)
     turns, thickness = rng.uniform(0.4, 1.6), rng.uniform(0.0, 0.06)
@@ -173,10 +179,12 @@ def teach_spirals(
     angles = 2.0 * np.pi * (turns * radii + labels / n_classes)
     points = radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     points += thickness * draw_normal(rng, n_samples, 2)
-    return Lesson(points, labels, {"teacher_turns": turns, "teacher_thickness": thickness})
+    return LabelledInputs(points, labels, {"teacher_turns": turns, "teacher_thickness": thickness})
 
 
-def teach_parity(rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int) -> Lesson:
+def teach_parity(
+    rng: np.random.Generator, n_samples: int, n_inputs: int, n_classes: int
+) -> LabelledInputs:
     """Label up to 12 bits by the parity of 2 to 4 of them, or by two such parities."""
     n_bits = min(n_inputs, 12)
     order = int(rng.integers(2, min(n_bits, 4) + 1))
@@ -186,10 +194,10 @@ def teach_parity(rng: np.random.Generator, n_samples: int, n_inputs: int, n_clas
     if n_classes >= 4 and n_bits >= 3:
         labels += 2 * (bits[:, -2:].sum(1) % 2)
     inputs = 2.0 * bits - 1.0 + blur * draw_normal(rng, n_samples, n_bits)
-    return Lesson(inputs, labels, {"teacher_order": float(order), "teacher_blur": blur})
+    return LabelledInputs(inputs, labels, {"teacher_order": float(order), "teacher_blur": blur})
 
 
-def teach_smooth(rng: np.random.Generator, n_samples: int, n_inputs: int) -> Lesson:
+def teach_smooth(rng: np.random.Generator, n_samples: int, n_inputs: int) -> LabelledInputs:
     """Map normal inputs to a sum of 2 to 16 random waves."""
     n_waves, frequency = int(rng.integers(2, 17)), rng.uniform(0.5, 2.5)
     inputs = draw_normal(rng, n_samples, n_inputs)
@@ -197,10 +205,12 @@ def teach_smooth(rng: np.random.Generator, n_samples: int, n_inputs: int) -> Les
     phases = rng.uniform(0.0, 2.0 * np.pi, size=n_waves)
     waves = np.sin(multiply(inputs, directions) + phases)
     values = multiply(waves, draw_normal(rng, n_waves, 1))[:, 0]
-    return Lesson(inputs, values, {"teacher_waves": float(n_waves), "teacher_frequency": frequency})
+    return LabelledInputs(
+        inputs, values, {"teacher_waves": float(n_waves), "teacher_frequency": frequency}
+    )
 
 
-def teach_piecewise(rng: np.random.Generator, n_samples: int, n_inputs: int) -> Lesson:
+def teach_piecewise(rng: np.random.Generator, n_samples: int, n_inputs: int) -> LabelledInputs:
     """Map normal inputs to a constant or linear function in each leaf of a tree."""
     depth, is_linear = int(rng.integers(1, 5)), rng.random() < 0.5
     inputs = draw_normal(rng, n_samples, n_inputs)
@@ -209,12 +219,12 @@ def teach_piecewise(rng: np.random.Generator, n_samples: int, n_inputs: int) -> 
     if is_linear:
         slopes = multiply(inputs, draw_normal(rng, n_inputs, 2**depth) / np.sqrt(n_inputs))
         values = values + slopes[np.arange(n_samples), leaves]
-    return Lesson(
+    return LabelledInputs(
         inputs, values, {"teacher_depth": float(depth), "teacher_is_linear": float(is_linear)}
     )
 
 
-def teach_filters(rng: np.random.Generator, n_samples: int, n_classes: int) -> Lesson:
+def teach_filters(rng: np.random.Generator, n_samples: int, n_classes: int) -> LabelledInputs:
     """Label random textures of 8x8 pixels by the mean responses of 2 to 8 random 3x3 filters."""
     n_filters, smoothness = int(rng.integers(2, 9)), rng.uniform(0.0, 0.8)
     pixels = draw_normal(rng, n_samples, 10, 10)
@@ -229,12 +239,12 @@ def teach_filters(rng: np.random.Generator, n_samples: int, n_classes: int) -> L
     features = (means - round_to_grid(means.mean(0))) / spread
     scores = multiply(features, draw_normal(rng, n_filters, n_classes))
     facts = {"teacher_filters": float(n_filters), "teacher_smoothness": smoothness}
-    return Lesson(images[:, None], label_by_scores(scores), facts)
+    return LabelledInputs(images[:, None], label_by_scores(scores), facts)
 
 
 def teach_markov(
     rng: np.random.Generator, n_samples: int, n_tokens: int, vocabulary: int
-) -> Lesson:
+) -> LabelledInputs:
     """Draw sequences ``[n, n_tokens]`` in which each token depends on the last one or two.
 
     The targets are the sequences too.
@@ -251,10 +261,10 @@ def teach_markov(
             contexts = contexts + vocabulary * tokens[:, step - 2]
         tokens[:, step] = (chances[contexts, :-1] <= rng.random((n_samples, 1))).sum(1)
     facts = {"teacher_order": float(order), "teacher_concentration": concentration}
-    return Lesson(tokens, tokens, facts)
+    return LabelledInputs(tokens, tokens, facts)
 
 
-CLASSIFYING: dict[str, Callable[[np.random.Generator, int, int, int], Lesson]] = {
+CLASSIFYING: dict[str, Callable[[np.random.Generator, int, int, int], LabelledInputs]] = {
     "network": teach_network,
     "tree": teach_tree,
     "forest": teach_forest,
@@ -266,7 +276,7 @@ CLASSIFYING: dict[str, Callable[[np.random.Generator, int, int, int], Lesson]] =
 """Teachers of classes by kind, called with a generator and the numbers of samples, inputs and
 classes. They may use fewer inputs and classes."""
 
-REGRESSING: dict[str, Callable[[np.random.Generator, int, int], Lesson]] = {
+REGRESSING: dict[str, Callable[[np.random.Generator, int, int], LabelledInputs]] = {
     "smooth": teach_smooth,
     "piecewise": teach_piecewise,
 }

@@ -15,8 +15,8 @@ export function Comparison({ comparison }) {
 }
 
 function Final({ comparison }) {
-  // The first two are in the verdict, and one for each difference is in the table.
-  const others = (comparison.sentences ?? []).slice(2 + (comparison.differences ?? []).length);
+  // The first two are in the verdict.
+  const others = [...(comparison.sentences ?? []).slice(2), ...(comparison.notes ?? [])];
   const against = Object.fromEntries((comparison.differences ?? []).map((one) => [one.against, one]));
   return html`<section class="panel">
     <div class="panel-head"><h2>Comparison at the end</h2>
@@ -24,15 +24,18 @@ function Final({ comparison }) {
         brackets: 95% confidence intervals</span></div>
     <${TableBox} label="Controllers"><table class="plain">
       <thead><tr><th scope="col">controller</th><th scope="col" class="n">return</th>
-        <th scope="col" class="n">learned minus this</th><th scope="col" class="n">score</th>
-        <th scope="col" class="n">FLOPs</th><th scope="col" class="n">added parameters</th></tr></thead>
+        <th scope="col" class="n" title="learned minus this controller">difference</th><th scope="col" class="n">score</th>
+        <th scope="col" class="n">FLOPs</th><th scope="col" class="n">epochs</th><th scope="col" class="n">added parameters</th>
+        <th scope="col" class="n">hosts grown</th></tr></thead>
       <tbody>${comparison.arms.map((one) => html`<tr key=${one.name}>
         <th scope="row">${arm(one.name)}</th>
         <td class="n">${interval(one.ep_rew, number)}</td>
         <td class="n">${against[one.name] ? interval(against[one.name].ep_rew, signed) : ""}</td>
         <td class="n">${number(one.score?.mean)}</td>
         <td class="n">${number(one.flops, 2)}</td>
+        <td class="n">${number(one.n_epochs, 1)}</td>
         <td class="n">${percent(one.seed_parameters / one.host_parameters)}</td>
+        <td class="n">${percent(one.grown_share)}</td>
       </tr>`)}</tbody>
     </table><//>
     ${others.map((line) => html`<p class="muted small comparison-words">${withMinus(line)}</p>`)}

@@ -50,5 +50,5 @@ function Fact({ name, value, title }) {
 }
 
 function doneWords(step) {
-  return step.op === step.op_done ? html`<span class="muted">Done.</span>` : `Executed as ${plain(step.op_done)}.`;
+  return step.op === step.op_done ? html`<span class="muted">Carried out.</span>` : `Executed as ${plain(step.op_done)}.`;
 }

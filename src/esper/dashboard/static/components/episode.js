@@ -6,7 +6,7 @@ import { Decision, Outcomes } from "./decision.js";
 import { Empty } from "./messages.js";
 import { Network } from "./network.js";
 import { Player } from "./player.js";
-import { missingRival, rivalOf, rivalWords } from "./rival.js";
+import { missingBaseline, baselineOf, baselineWords } from "./baseline.js";
 import { Timeline, TimelineLegend } from "./timeline.js";
 
 /** Shows the view episode_detail. onStep is told which step is shown; with isKeyed, keys go through the steps. */
@@ -33,7 +33,7 @@ export function Episode({ detail, overview, firstStep = null, onStep = () => {},
       <${Timeline} ...${{ detail, isRunning }} step=${steps.length ? step : null} onStep=${choose} />
       ${steps.length > 0 && html`<${Player} ...${{ steps, step, onStep: choose, isKeyed }} />`}
       <${TimelineLegend} detail=${detail} />
-      <${MissingRival} detail=${detail} />
+      <${MissingBaseline} detail=${detail} />
     </section>
     ${steps.length > 0 && html`<div class="episode-parts">
       <${Decision} step=${steps[step]} overview=${overview} slots=${detail.slots} soFar=${sums[step]} />
@@ -52,9 +52,9 @@ function Problem({ detail: { problem, settings } }) {
     class="muted">${settings}</span></span>`;
 }
 
-function MissingRival({ detail }) {
-  const words = missingRival(detail, rivalOf(detail));
-  return words && html`<p class="muted small" data-test="missing-rival">${words}</p>`;
+function MissingBaseline({ detail }) {
+  const words = missingBaseline(detail, baselineOf(detail));
+  return words && html`<p class="muted small" data-test="missing-baseline">${words}</p>`;
 }
 
 function Outcome({ detail, isRunning }) {
@@ -69,7 +69,7 @@ function Outcome({ detail, isRunning }) {
   const words = [
     `return ${number(result.ep_rew)}${relative}`,
     `final score ${number(result.final_score)}`,
-    ...rivalWords(rivalOf(detail)),
+    ...baselineWords(baselineOf(detail)),
     many(result.n_epochs, "epoch"),
     `FLOPs ${number(result.flops, 2)}`,
     `${count(result.host_parameters)}${seeds} parameters`,

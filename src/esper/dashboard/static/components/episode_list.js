@@ -7,7 +7,7 @@ import { address } from "../router.js";
 
 const ORDERS = {
   recent: "latest first",
-  best: "kept a seed and gained most over left alone, or else returned most",
+  best: "kept a seed and gained most over no growth, or else returned most",
   typical: "nearest to the median return first",
   worst: "lowest return first",
 };
@@ -48,6 +48,6 @@ function Item({ id, one, isChosen, tabindex }) {
     tabindex=${tabindex} href=${address(["run", id, "growth", one.env, one.episode])}>
     <span>env ${one.env} · ep ${one.episode}</span><strong title="return">${number(one.ep_rew)}</strong>
     <span class="small muted">${words}</span>
-    ${isNumber(one.gain) && html`<span class="small muted" title="gain over the same host left alone">gain ${signed(one.gain)}</span>`}
+    ${isNumber(one.gain) && html`<span class="small muted" title="gain over the same host with no growth">gain ${signed(one.gain)}</span>`}
   </a></li>`;
 }

@@ -24,7 +24,7 @@ function namesOf(head, overview, slots) {
 function Head({ head, step, isRead, choices }) {
   const chosen = step.choices[head];
   const values = step.probabilities[head] ?? [];
-  const words = isRead ? "" : `not read by ${plain(step.op)}`;
+  const words = isRead ? "" : `(unused by ${plain(step.op)})`;
   return html`<section class=${classes("head", !isRead && "unread")} aria-label=${plain(head)}>
     <h3>${plain(head)} <span class="small">${words}</span></h3>
     <ul>${values.map((value, k) => html`<${Choice} key=${k} name=${choices[k] ?? String(k)} value=${value}

@@ -1,13 +1,14 @@
 /** The parts of a run's health: numbers, charts and lists. */
 
 import { html } from "../html.js";
+import { isReport } from "../api.js";
 import { Chart } from "../charts.js";
 import { bytes, compact, many, moment, number, whole } from "../format.js";
 import { address } from "../router.js";
 import { Fact, Facts } from "./facts.js";
 import { TableBox } from "./table_box.js";
 
-const MOST_PARTS = 7;
+const MAX_PARTS = 7;
 
 const SIGNS = {
   ok: html`<path d="M1 5.5L4 8.5L9 1.5" fill="none" stroke="currentColor" stroke-width="2" />`,
@@ -92,7 +93,7 @@ function seconds2(value) {
 function largestParts({ names, values }) {
   const sum = (name) => values[names.indexOf(name)].reduce((total, value) => total + (value ?? 0), 0);
   const sorted = [...names].sort((a, b) => sum(b) - sum(a));
-  return sorted.length <= MOST_PARTS ? sorted : sorted.slice(0, MOST_PARTS - 1);
+  return sorted.length <= MAX_PARTS ? sorted : sorted.slice(0, MAX_PARTS - 1);
 }
 
 /** The parts of a round in an order, and all others as one. */
@@ -111,7 +112,7 @@ export function Restored({ health, id }) {
       <span class="muted small">${total > last.length ? `the last ${last.length} of ${whole(total)}` : ""}</span></div>
     ${last.length === 0 && html`<p class="muted">${health.grows === false ? noProblem(health) : "None."}</p>`}
     <ul class="rows scroll-rows">${last.map((one) => html`<li>
-      ${id === undefined
+      ${isReport()
         ? html`<span>round ${one.round}, env ${one.env}</span>`
         : html`<a href=${address(["run", id, "growth", one.env, one.episode])}>round ${one.round}, env ${one.env}</a>`}
       <span class="muted small">epoch ${one.epoch}: ${one.reason}</span></li>`)}</ul>

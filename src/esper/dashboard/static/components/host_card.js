@@ -1,7 +1,7 @@
 /** One host of many: its number, its last op, its score so far, and the stages of its slots. */
 
 import { classes, html } from "../html.js";
-import { isNumber, number, signed } from "../format.js";
+import { isNumber, many, number, signed } from "../format.js";
 import { address } from "../router.js";
 import { plain } from "../words.js";
 import { MarkAt } from "./marks.js";
@@ -25,8 +25,8 @@ export function HostCard({ id, host, slots, room, low, high, isRunning, tabindex
   const words = [
     `Environment ${host.env}, episode ${host.episode}, ${state} after epoch ${host.epoch}`,
     `${isNumber(host.final_score) ? "final score" : "score"} ${number(shownScore(host))}`,
-    ...(isNumber(host.gain) ? [`gain over left alone ${signed(host.gain)}`] : []),
-    `${host.n_kept} seeds kept`,
+    ...(isNumber(host.gain) ? [`gain over no growth ${signed(host.gain)}`] : []),
+    `${many(host.n_kept, "seed")} kept`,
     ...(host.op ? [`last op ${plain(host.op)}`] : []),
     ...(stages ? [stages] : []),
   ].join("; ");

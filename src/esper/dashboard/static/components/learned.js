@@ -8,7 +8,7 @@ import { TableBox } from "./table_box.js";
 
 const OPS = ["germinate", "advance", "set_alpha_target", "fossilize", "prune", "wait", "finish"];
 const WAIT = "wait";
-const LEAST_SHARE = 0.005;
+const MIN_SHARE = 0.005;
 
 /** Draws the view learned; the report shows the same. */
 export function Learned({ learned }) {
@@ -27,7 +27,7 @@ export function Learned({ learned }) {
     <div class="grid-2">
       <${Histograms} title="When seeds are germinated" note="share of the seeds, by epoch" parts=${parts}
         field="germination_epochs" empty="Nothing was germinated." />
-      <${Histograms} title="When hosts are finished early" note="share of the hosts that were, by epoch" parts=${parts}
+      <${Histograms} title="When hosts are finished early" note="share of early-finished hosts, by epoch" parts=${parts}
         field="finish_epochs" empty="No host was finished early." />
     </div>
   </div>`;
@@ -91,7 +91,7 @@ function numberRows({ parts, reward }) {
 function shareRows(parts, field) {
   const names = [...new Set(parts.flatMap((part) => Object.keys(part[field])))];
   const rows = names.map((name) => ({ name, values: parts.map((part) => part[field][name] ?? 0) }));
-  const kept = rows.filter(({ values }) => Math.max(...values) >= LEAST_SHARE);
+  const kept = rows.filter(({ values }) => Math.max(...values) >= MIN_SHARE);
   return kept.sort((a, b) => b.values.at(-1) - a.values.at(-1) || b.values[0] - a.values[0]);
 }
 
@@ -119,7 +119,7 @@ function twoDigits(value) {
 
 function BarCell({ value, most, format }) {
   const share = (value ?? 0) / most;
-  return html`<td class=${classes("bar-cell", !(value >= LEAST_SHARE) && "muted")}>
+  return html`<td class=${classes("bar-cell", !(value >= MIN_SHARE) && "muted")}>
     <span class="bar-cell-value">${format(value)}</span>
     <span class="bar-cell-track"><span style=${{ width: `${100 * share}%` }}></span></span></td>`;
 }

@@ -5,7 +5,7 @@ import { STAGE_COLOURS } from "../colours.js";
 import { number } from "../format.js";
 import { plain, refusalWords, stepWords, whenWords } from "../words.js";
 import { MarkAt, MarkLegend, markOf } from "./marks.js";
-import { rivalOf } from "./rival.js";
+import { baselineOf } from "./baseline.js";
 import { SeedBar } from "./seed_bar.js";
 import { useWidth } from "./size.js";
 import { StageLegend } from "./stages.js";
@@ -14,8 +14,8 @@ const CURVE = { top: 8, height: 88 };
 const OPS = { top: 106, height: 20 };
 const LANES = { top: 128, bar: 30, seed: 16, name: 15 };
 const RIGHT = 8;
-/** The name of the rival's curve: the width of a letter, and how far from the curve it may stand. */
-const RIVAL = { letter: 6, places: [10, 14, 18, -10, -14, -18] };
+/** The name of the baseline's curve: the width of a letter, and how far from the curve it may stand. */
+const BASELINE = { letter: 6, places: [10, 14, 18, -10, -14, -18] };
 const FINAL = { width: 76, places: [-7, 9, -14, 17] };
 /** So far from all lines, a name can be read. */
 const ROOM = 9;
@@ -37,7 +37,7 @@ export function Timeline({ detail, step, onStep, isRunning = false }) {
   const height = LANES.top + slots.length * axis.lane + 26;
   return html`<div class="timeline" data-test="timeline" ref=${box} style=${{ minHeight: `${height}px` }}>
     ${width > 0 && html`
-      <svg width=${width} height=${height} role="img" aria-label=${summary(detail)}>
+      <svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="img" aria-label=${summary(detail)}>
         <${Unspent} ...${{ axis, height, isRunning: isRunning && !detail.is_over }} />
         <${Chosen} ...${{ axis, step, height }} />
         <${Curve} ...${{ detail, axis }} />
@@ -101,10 +101,10 @@ function Unspent({ axis, height, isRunning }) {
 
 function Curve({ detail, axis }) {
   const points = detail.steps.map(({ score }, k) => [axis.middle(k), score]).filter(([, score]) => score !== null);
-  const rival = rivalOf(detail);
-  const rivals = rivalPoints(rival, axis);
+  const baseline = baselineOf(detail);
+  const baselines = baselinePoints(baseline, axis);
   const final = detail.result?.final_score ?? null;
-  const scores = [...points, ...rivals].map(([, score]) => score).concat(final === null ? [] : [final]);
+  const scores = [...points, ...baselines].map(([, score]) => score).concat(final === null ? [] : [final]);
   const [low, high] = scores.length ? rounded(Math.min(...scores), Math.max(...scores)) : [0, 1];
   const y = (score) => CURVE.top + CURVE.height * (1 - (score - low) / (high - low));
   const ticks = [low, (low + high) / 2, high];
@@ -112,8 +112,8 @@ function Curve({ detail, axis }) {
     ${axis.isWide && html`<text class="tick" x=${axis.left - 44} y=${CURVE.top + CURVE.height / 2 + 4} text-anchor="end">score</text>`}
     ${ticks.map((value) => html`<line class="gridline" x1=${axis.left} x2=${axis.right} y1=${y(value)} y2=${y(value)} />
       <text class="tick" x=${axis.left - 8} y=${y(value) + 4} text-anchor="end">${number(value, 2)}</text>`)}
-    ${final !== null && html`<${Final} ...${{ points, rivals, final, axis, y }} />`}
-    ${rivals.length > 0 && html`<${Rival} ...${{ name: rival.name, points, rivals, final, y }} />`}
+    ${final !== null && html`<${Final} ...${{ points, baselines, final, axis, y }} />`}
+    ${baselines.length > 0 && html`<${Baseline} ...${{ name: baseline.name, points, baselines, final, y }} />`}
     <polyline class="score" points=${points.map(([x, score]) => `${x},${y(score)}`).join(" ")} />
     ${points.map(([x, score]) => html`<circle class="score-dot" cx=${x} cy=${y(score)} r="2.5" />`)}
     ${detail.governor.map((one) => html`<${MarkAt} kind="governor" className="mark bad-mark"
@@ -122,8 +122,8 @@ function Curve({ detail, axis }) {
 }
 
 /** The score that the host ended with, named at the beginning of its line if there is room. */
-function Final({ points, rivals, final, axis, y }) {
-  const near = [...points, ...rivals].filter(([left]) => left <= axis.left + FINAL.width).map(([, one]) => y(one));
+function Final({ points, baselines, final, axis, y }) {
+  const near = [...points, ...baselines].filter(([left]) => left <= axis.left + FINAL.width).map(([, one]) => y(one));
   const place = freePlace(y(final), near, FINAL.places);
   return html`<g>
     <line class="final" x1=${axis.left} x2=${axis.x(axis.used)} y1=${y(final)} y2=${y(final)}>
@@ -132,21 +132,21 @@ function Final({ points, rivals, final, axis, y }) {
   </g>`;
 }
 
-/** Where the rival was after each epoch that is shown. */
-function rivalPoints(rival, axis) {
-  const after = (rival?.scores ?? []).slice(1, axis.columns + (axis.end === null ? 1 : 0));
+/** Where the baseline was after each epoch that is shown. */
+function baselinePoints(baseline, axis) {
+  const after = (baseline?.scores ?? []).slice(1, axis.columns + (axis.end === null ? 1 : 0));
   return after.map((score, k) => [axis.middle(k), score]).filter(([, score]) => score !== null);
 }
 
-/** The curve of the rival, with its name at its end. */
-function Rival({ name, points, rivals, final, y }) {
-  const [x, score] = rivals.at(-1);
-  const near = [...points, ...rivals].filter(([left]) => left >= x - RIVAL.letter * name.length && left <= x);
+/** The curve of the baseline, with its name at its end. */
+function Baseline({ name, points, baselines, final, y }) {
+  const [x, score] = baselines.at(-1);
+  const near = [...points, ...baselines].filter(([left]) => left >= x - BASELINE.letter * name.length && left <= x);
   const lines = [...near.map(([, one]) => one), ...(final === null ? [] : [final])].map(y);
   return html`<g>
-    <polyline class="rival" points=${rivals.map(([left, one]) => `${left},${y(one)}`).join(" ")}>
-      <title>the same host, ${name === "left alone" ? name : `grown by the ${name}`}</title></polyline>
-    <text class="tick line-name" x=${x} y=${freePlace(y(score), lines, RIVAL.places) + 4} text-anchor="end">${name}</text>
+    <polyline class="baseline" points=${baselines.map(([left, one]) => `${left},${y(one)}`).join(" ")}>
+      <title>the same host, ${name}</title></polyline>
+    <text class="tick line-name" x=${x} y=${freePlace(y(score), lines, BASELINE.places) + 4} text-anchor="end">${name}</text>
   </g>`;
 }
 

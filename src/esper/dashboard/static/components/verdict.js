@@ -1,9 +1,9 @@
-/** What a run came to: a sentence about its strongest opponent, and its difference to each. */
+/** What a run came to: a sentence about the best baseline, and the difference to each. */
 
 import { html } from "../html.js";
 import { number, signed, withMinus } from "../format.js";
-import { arm } from "../words.js";
 import { IntervalPlot } from "./interval_plot.js";
+import { TableBox } from "./table_box.js";
 
 /** The verdicts of a run, those of esper evaluate first; nothing without results. */
 export function Verdicts({ comparison }) {
@@ -11,51 +11,56 @@ export function Verdicts({ comparison }) {
   const evaluations = comparison.evaluations ?? [];
   return html`<div class="verdicts">
     ${evaluations.map((one) => html`<${EvaluationVerdict} key=${one.file + one.price} evaluation=${one} />`)}
-    <${FinalVerdict} comparison=${comparison} />
+    <${FinalVerdict} comparison=${comparison} isOnly=${evaluations.length === 0} />
   </div>`;
 }
 
 /** The comparison at a run's end. */
-export function FinalVerdict({ comparison }) {
+function FinalVerdict({ comparison, isOnly }) {
   if (!comparison?.differences?.length) return null;
   const [first, growth] = comparison.sentences;
   return html`<section class="panel verdict" data-test="verdict">
     <p class="verdict-sentence">${withMinus(first)}</p>
     ${growth && html`<p class="verdict-more">${withMinus(growth)}</p>`}
-    <h3 class="verdict-plot-title">Return, learned minus each
+    <h3 class="verdict-plot-title">Return in points, learned minus each
       <span class="muted small">${comparison.n_hosts} held-out hosts, ${comparison.split} split; 95% confidence intervals</span></h3>
     <${Differences} differences=${comparison.differences} />
+    ${isOnly && html`<p class="muted small">Not benchmarked against tuned baselines yet; run <code>esper evaluate</code>.</p>`}
   </section>`;
 }
 
-/** The differences of return at a run's end, the strongest opponent first. */
-export function Differences({ differences }) {
-  const rows = differences.map(({ against, ep_rew: value, is_sure: isSure }) => ({ name: arm(against), ...value, isSure }));
-  return html`<${IntervalPlot} rows=${strongestFirst(rows)} format=${signed}
-    label="Difference of return to each controller" />`;
+function Differences({ differences }) {
+  const rows = differences.map(({ label, ep_rew: value, is_sure: isSure }) => ({ name: label, ...value, isSure }));
+  return html`<${IntervalPlot} rows=${rows.sort((a, b) => a.mean - b.mean)} format=${points}
+    label="Difference of return to each baseline, in points" />`;
 }
 
-function EvaluationVerdict({ evaluation }) {
-  const [first, ...others] = evaluation.sentences;
+/** The result of esper evaluate at one price. */
+export function EvaluationVerdict({ evaluation }) {
+  const [first, ...more] = evaluation.sentences;
+  const others = [...more, ...evaluation.differences.map(({ sentence }) => sentence)];
   return html`<section class="panel verdict" data-test="evaluation">
     <p class="verdict-sentence">${withMinus(first)}</p>
-    <h3 class="verdict-plot-title">Score in points, learned minus each
+    <h3 class="verdict-plot-title">Return in points, learned minus each
       <span class="muted small">esper evaluate at price ${evaluation.price}: ${evaluation.n_hosts} hosts of${" "}
         ${evaluation.task}, ${evaluation.split} split</span></h3>
-    <${ArmDifferences} differences=${evaluation.differences} />
+    <${Differences} differences=${evaluation.differences} />
     <details class="verdict-details"><summary>in words</summary>
       <ul class="sentences">${others.map((line) => html`<li>${withMinus(line)}</li>`)}</ul></details>
+    ${evaluation.facts.length > 0 && html`<${Measured} evaluation=${evaluation} />`}
   </section>`;
 }
 
-/** The differences of score in an evaluation, in points, the strongest arm first. */
-export function ArmDifferences({ differences }) {
-  const rows = (differences ?? []).map(({ label, score, is_sure: isSure }) => ({ name: label, ...score, isSure }));
-  return html`<${IntervalPlot} rows=${strongestFirst(rows)} format=${points} label="Difference of score to each arm, in points" />`;
-}
-
-function strongestFirst(rows) {
-  return [...rows].sort((a, b) => a.mean - b.mean);
+/** The numbers of an evaluation, and how they were measured. */
+function Measured({ evaluation: { tables, facts, command } }) {
+  return html`
+    ${tables.map(({ headers, rows }) => html`<${TableBox} label=${headers[0]}><table class="plain small">
+      <thead><tr>${headers.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+      <tbody>${rows.map(([name, ...cells]) => html`<tr key=${name}><th scope="row">${name}</th>
+        ${cells.map((cell) => html`<td>${withMinus(cell)}</td>`)}</tr>`)}</tbody></table><//>`)}
+    <details class="verdict-details"><summary>how it was measured</summary>
+      <ul class="sentences">${facts.map((line) => html`<li>${line}</li>`)}</ul>
+      ${command && html`<pre class="command" tabindex="0">${command}</pre>`}</details>`;
 }
 
 function points(value) {

@@ -39,7 +39,8 @@ function Chooser({ runs, ids }) {
   </fieldset>`;
 }
 
-function Compared({ runs, ids, mark }) {
+/** The comparison of runs with their curves. */
+export function Compared({ runs, ids, mark }) {
   const { tables, version: known, error } = useManyMetrics(ids, mark);
   const group = useChartGroup();
   const version = Math.max(known, useDetail(tables, useRange(group)));

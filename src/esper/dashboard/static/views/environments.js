@@ -17,7 +17,7 @@ const ORDERS = {
   number: ["number", ({ env }) => -env],
   best: ["highest score", (host) => shownScore(host) ?? -Infinity],
   worst: ["lowest score", (host) => -(shownScore(host) ?? Infinity)],
-  gain: ["largest gain over left alone", ({ gain }) => gain ?? -Infinity],
+  gain: ["largest gain over no growth", ({ gain }) => gain ?? -Infinity],
   kept: ["most seeds kept", ({ n_kept: kept }) => kept],
   live: ["most live seeds", ({ stages }) => stages.filter(isLiveStage).length],
   epoch: ["most epochs", ({ epoch }) => epoch],
@@ -81,7 +81,7 @@ function Summary({ data: { envs, has_steps: hasSteps }, isRunning, which }) {
       ${unfinished}<//>`}
     <${Fact} name=${isLast ? "median score so far" : "median final score"}
       note=${scores.length ? `from ${number(scores[0], 2)} to ${number(scores.at(-1), 2)}` : null}>${number(quantile(scores, 0.5))}<//>
-    ${!isLast && gains.length > 0 && html`<${Fact} name="median gain" note=${`over left alone, ${many(gains.length, "host")}`}>
+    ${!isLast && gains.length > 0 && html`<${Fact} name="median gain" note=${`over no growth, ${many(gains.length, "host")}`}>
       ${signed(quantile(gains, 0.5))}<//>`}
     ${isLast && html`<${Fact} name="live seeds" note=${`${number(live / envs.length, 1)} per host`}>${live}<//>`}
     <${Fact} name="seeds kept" note=${`by ${percent(envs.filter(({ n_kept: n }) => n > 0).length / envs.length)} of the hosts`}>${kept}<//>

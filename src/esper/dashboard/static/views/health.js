@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { get, runPath, withQuery } from "../api.js";
 import { useChartGroup, useRange } from "../chart_group.js";
 import { ZoomBar } from "../charts.js";
-import { Conclusion, HealthCharts, HealthFacts, Notices, Restored, Sessions } from "../components/health.js";
+import { Conclusion, HealthCharts, HealthFacts, Notices, Restored } from "../components/health.js";
 import { Problem, Waiting } from "../components/messages.js";
 import { useHealth } from "../data.js";
 import { useRoundMark } from "../live.js";
@@ -24,7 +24,6 @@ export function HealthScreen({ id }) {
       <${HealthCharts} health=${data} shown=${shown} group=${group}
         complete=${() => get(withQuery(runPath(id, "health"), { points: "all" }))} />
       <div class="grid-2"><${Restored} health=${data} id=${id} /><${Notices} health=${data} /></div>
-      <${Sessions} sessions=${data.sessions} />
     </div>
   </div>`;
 }

@@ -33,7 +33,7 @@ function chartsOf(table, klLimit, steps = null, reward = null) {
       series: [
         line("training", "growth/score"),
         line("held-out", "eval/score", { isPoints: true, dash: [] }),
-        constant("left alone", lastOf(table.get("growth/static_score"))),
+        constant("no growth", lastOf(table.get("growth/no_growth_score"))),
       ],
     },
     {
@@ -85,7 +85,7 @@ function chartsOf(table, klLimit, steps = null, reward = null) {
 /**
  * Returns of training and of held-out hosts: in one chart only if they are relative to the same thing.
  *
- * Rewards that are relative to the fixed schedule exist in training alone; held-out hosts are compared with hosts left alone.
+ * Rewards that are relative to the fixed schedule exist in training alone; held-out hosts are compared with no growth.
  */
 function returnCharts(table, line, reward) {
   const training = line("training", "rollout/ep_rew_mean");

@@ -22,7 +22,7 @@ const COLUMNS = [
   { key: "fixed_gap", label: "vs fixed schedule", start: -1, isNumber: true, of: fixedGap,
     title: "Return minus that of the fixed schedule on the same hosts. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
   { key: "score_gap", label: "gain", start: -1, isNumber: true, of: scoreGap,
-    title: "Score minus that of the same hosts without growth. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
+    title: "Score minus that of the same hosts with no growth. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
   { key: "parameters", label: "parameters", start: -1, isNumber: true, title: "host + seeds", of: allParameters },
   { key: "created_at", label: "started", start: -1 },
 ];
@@ -142,7 +142,7 @@ export function fixedGap(run) {
   return isNumber(run.best_return) && isNumber(run.fixed_return) ? run.best_return - run.fixed_return : null;
 }
 
-/** Gives the score minus that of the same hosts without growth, as well as it is known. */
+/** Gives the score minus that of the same hosts with no growth, as well as it is known. */
 export function scoreGap(run) {
   return run.score_gap ? run.score_gap.mean : (run.accuracy_gain ?? null);
 }

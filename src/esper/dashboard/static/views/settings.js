@@ -36,6 +36,9 @@ export function SettingsScreen({ id }) {
       ${run.notes && html`<section class="panel"><div class="panel-head"><h2>Notes</h2><span class="muted small">notes.md</span></div>
         <p class="notes">${run.notes}</p></section>`}
       <${Table} text=${run.overview.config_toml} ...${{ wanted, preset, onlyDiffering }} />
+      ${preset && html`<section class="panel"><div class="panel-head"><h2>Train again</h2>
+        <span class="muted small">the same versions, threads and kind of processor give the same numbers</span></div>
+        <pre class="command" tabindex="0">${preset.command}</pre></section>`}
       <${Choices} overview=${run.overview} />
       <${Sessions} sessions=${run.overview.sessions} />
       <details class="panel"><summary>config.toml</summary>

@@ -1,1 +1,0 @@
-"""What runs came to: statistics, sentences, figures. Nothing here imports torch."""

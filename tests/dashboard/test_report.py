@@ -1,0 +1,88 @@
+"""A report has the views of its runs, their evaluations, and episodes of late training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from esper.dashboard import views
+from esper.dashboard.report import collect_data, evaluation_view
+from esper.errors import ReportError
+from esper.formatting import points
+from esper.results.sentences import verdict_sentences
+from esper.statistics import mean_interval
+from esper.telemetry import open_run
+from esper.training.run import load_run
+from tests.dashboard.report_samples import add_summary, make_run
+from tests.evidence.examples import make_arm, make_evidence, make_hosts
+
+
+def test_the_typical_and_the_best_episode_are_from_the_last_sixth_of_the_rounds(
+    tmp_path: Path,
+) -> None:
+    folder = make_run(tmp_path / "run", n_rounds=60, seed=4)
+    with open_run(folder) as telemetry:
+        typical, best = views.shown_episodes(telemetry)
+        everything = views.episode_list(telemetry, order="recent", limit=9999)["episodes"]
+    late = [one for one in everything if one["round"] > 50]
+    returns = {(one["env"], one["episode"]): one["ep_rew"] or 0.0 for one in late}
+    middle = median(returns.values())
+    assert typical["title"].startswith("Typical episode since round 51: environment ")
+    assert best["title"].startswith("Best episode since round 51: environment ")
+    chosen = (typical["detail"]["env"], typical["detail"]["episode"])
+    assert abs(returns[chosen] - middle) == min(abs(one - middle) for one in returns.values())
+    assert best["detail"]["result"] is not None
+    assert best["detail"]["result"]["ep_rew"] == max(returns.values())
+    # The test is only meaningful if an earlier episode was better.
+    assert max(one["ep_rew"] or 0.0 for one in everything) > max(returns.values())
+
+
+def test_runs_of_any_length_give_valid_json(tmp_path: Path) -> None:
+    runs = {str(n): make_run(tmp_path / str(n), n_rounds=n) for n in (0, 1, 7)}
+    runs["bare"] = make_run(tmp_path / "bare", record_steps=False)
+    data = collect_data({name: load_run(path) for name, path in runs.items()})
+    json.dumps(data, allow_nan=False)
+    assert [one["run"]["name"] for one in data["runs"]] == list(runs)
+    for one in data["runs"]:
+        assert bool(one["episodes"]) == any(part["n_episodes"] for part in one["learned"]["parts"])
+
+
+def test_the_verdict_of_an_evaluation_is_computed_from_its_measurements() -> None:
+    evidence = make_evidence(
+        make_arm("learned", make_hosts(2, 30, gain=0.1), kind="learned", grown_share=0.5),
+        make_arm("heuristic", make_hosts(1, 30, seed=1), kind="tuned"),
+    )
+    found = evaluation_view(evidence, "a file")
+    assert (found["file"], found["runs"], found["n_hosts"]) == ("a file", ["run0", "run1"], 30)
+    assert found["sentences"] == list(verdict_sentences(evidence))
+    assert [one["against"] for one in found["differences"]] == ["heuristic"]
+    assert [row[0] for row in found["tables"][0]["rows"]] == ["learned", "heuristic"]
+
+
+def test_runs_that_differ_only_in_their_seed_have_a_mean_with_an_interval(tmp_path: Path) -> None:
+    gains = [0.1, 0.2, 0.3, 0.25]
+    folders = [make_run(tmp_path / str(n), seed=n) for n in range(4)]
+    for folder, gain in zip(folders, gains, strict=True):
+        add_summary(folder, gain=gain)
+        config = folder / "config.toml"
+        config.write_text(config.read_text().replace("seed = 0", f"seed = {folder.name}"))
+    runs = {folder.name: load_run(folder) for folder in folders}
+    mean = points(mean_interval(np.array(gains)))
+    sentence = collect_data(runs)["mean"]
+    assert sentence.startswith("Mean difference of return over 4 training runs: ")
+    assert sentence.count(mean) == 2
+    assert collect_data(dict(list(runs.items())[:2]))["mean"] is None
+    config = folders[1] / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 9", "rounds = 12"))
+    assert collect_data(runs | {"1": load_run(folders[1])})["mean"] is None
+
+
+def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "telemetry.sqlite").unlink()
+    with pytest.raises(ReportError, match="run has no records"):
+        collect_data({"run": load_run(folder)})
