@@ -25,7 +25,7 @@ NOT_RUN = ("docs/tutorial.md", "src/esper/tasks/data/README.md")
 """The tutorial has a test of its own; the other page needs scikit-learn."""
 NEED_A_RUN = ("docs/reference/metrics.md", "docs/reference/telemetry.md")
 """Pages whose code reads ``runs/my-run``."""
-MAX_EPOCHS = 8
+MAX_EPOCHS = 3
 """Epochs for which the code of a page grows a model."""
 
 

@@ -72,19 +72,29 @@ def test_every_name_of_esper_has_a_docstring_and_an_example(name: str) -> None:
 
 
 @pytest.fixture
-def folder_with_a_run(done_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder with a run and a controller, and forget what the example registers."""
+def folder_with_a_run(done_run: Run, empty_folder: Path) -> None:
+    """Work in a folder with a run and a controller."""
+    shutil.copytree(done_run.path, empty_folder / "runs" / "my-run")
+    save_controller(controller_of(done_run), empty_folder / "controllers" / "mine")
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, and forget what the example registers."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(done_run.path, tmp_path / "runs" / "my-run")
-    save_controller(controller_of(done_run), tmp_path / "controllers" / "mine")
     monkeypatch.setattr(blueprints, "_REGISTRY", dict(blueprints._REGISTRY))
     monkeypatch.setattr(tasks, "_REGISTRY", dict(tasks._REGISTRY))
+    return tmp_path
 
 
-@pytest.mark.usefixtures("folder_with_a_run")
+@pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("name", sorted(set(esper.api.__all__) - WITHOUT_EXAMPLE))
-def test_an_example_gives_what_it_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_gives_what_it_says(
+    name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = inspect.getdoc(getattr(esper, name)) or ""
+    if "my-run" in text or "mine" in text:
+        request.getfixturevalue("folder_with_a_run")
     scope = {"esper": esper, "torch": torch, "nn": nn}
     example = doctest.DocTestParser().get_doctest(text, scope, name, None, None)
     with torch.random.fork_rng():

@@ -63,7 +63,7 @@ def test_options_override_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (changed.rounds, changed.evaluation.patience, changed.task_options) == (9, None, {})
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(run_configs())
 def test_the_settings_of_a_file_are_printed_unchanged(config: RunConfig) -> None:
     shown = io.StringIO()

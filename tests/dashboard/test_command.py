@@ -21,6 +21,10 @@ from tests.dashboard.made_runs import make_run
 
 LINK = re.compile(r"http://\S+/login\?token=(\S+)")
 TIMEOUT = 60
+STOPPED_BY = [
+    signal.SIGINT,
+    *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP)),
+]
 
 
 class Browser:
@@ -72,7 +76,7 @@ def test_small_answers_are_sent_at_once() -> None:
         assert listener.proto == socket.IPPROTO_TCP
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPPED_BY)
 def test_it_serves_until_a_signal_and_cleans_up(
     tmp_path: Path, state_home: Path, number: signal.Signals
 ) -> None:

@@ -158,7 +158,7 @@ def test_a_host_that_replaces_one_of_another_design_is_as_new() -> None:
     np.testing.assert_array_equal(growth.records.final_score, fresh.records.final_score)
 
 
-@pytest.mark.parametrize("n_steps", [2, 9])
+@pytest.mark.parametrize("n_steps", [pytest.param(2, marks=pytest.mark.slow), 9])
 def test_a_saved_environment_goes_on_bit_for_bit(n_steps: int) -> None:
     envs, twin = GrowthVectorEnv(TASK, 4), GrowthVectorEnv(TASK, 4)
     envs.reset(seed=3)

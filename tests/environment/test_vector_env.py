@@ -165,7 +165,7 @@ def test_both_forms_of_populations_give_the_same_trajectory() -> None:
             np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param("sequential", marks=pytest.mark.slow), "stacked"])
 def test_a_loaded_state_continues_bit_for_bit_from_any_step(form: str, tmp_path: Path) -> None:
     # With the default growth rules, under which every stage lasts at least an epoch.
     task = replace(make_task("digits-family", n_epochs=9, batches_per_epoch=1), growth=None)

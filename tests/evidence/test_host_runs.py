@@ -35,7 +35,7 @@ PLANTINGS = [
 ]
 
 
-@pytest.mark.parametrize("task", ["spirals", "digits-family"])
+@pytest.mark.parametrize("task", [pytest.param("spirals", marks=pytest.mark.slow), "digits-family"])
 def test_results_by_epoch_equal_those_of_finishing_there(task: str) -> None:
     trainer = make_trainer(task)
     envs = envs_of(trainer, len(HOSTS))

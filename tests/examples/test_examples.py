@@ -94,7 +94,13 @@ NOTEBOOKS = {
 
 
 @pytest.mark.usefixtures("fresh_shipped")
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "grow_your_model.ipynb" else pytest.mark.slow)
+        for name in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     text = (EXAMPLES / name).read_text("utf-8")
     for long, short in NOTEBOOKS[name].items():

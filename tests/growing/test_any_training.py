@@ -189,7 +189,7 @@ def test_an_interruption_returns_the_best_so_far() -> None:
     assert grown.summary.was_kept
 
 
-@pytest.mark.parametrize("stop", [1, 3, 5])
+@pytest.mark.parametrize("stop", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
 def test_a_training_resumes_to_the_same_model(tmp_path: Path, stop: int) -> None:
     def interrupt(step: Decision) -> None:
         if step.epoch == stop + 1:

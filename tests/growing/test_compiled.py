@@ -170,9 +170,12 @@ def test_two_live_seeds_give_the_same_numbers_in_a_compiled_model(
     lives = [TwoSeeds(how, *at, build=build) for how in (leave, compiled)]
     for life in lives:
         life.commit()
+        if build is FlatModel:
+            assert life.grower.slots["b>c"].life.fossils[-1].links == (("a>b", 6),)
     assert_alike(*lives)
 
 
+@pytest.mark.slow
 def test_neighbouring_seeds_are_linked_in_a_compiled_model() -> None:
     lives = [TwoSeeds(leave, "a>b", "b>c", build=FlatModel) for _ in range(2)]
     lives[1].model.compile(backend=BACKEND)

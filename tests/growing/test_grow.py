@@ -96,7 +96,7 @@ def require_valid(grown: Grown, model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("make", "n_slots"),
     [
-        (lambda: MLP(1), 1),
+        pytest.param(lambda: MLP(1), 1, marks=pytest.mark.slow),
         (lambda: MLP(3), 3),
         (CNN, 5),
         (Transformer, 4),

@@ -199,7 +199,7 @@ def comparable(records: list[Record]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("epoch", [1, 3, 6])
+@pytest.mark.parametrize("epoch", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6))])
 def test_a_record_continues_where_the_state_was_saved(
     recorded: tuple[Path, esper.Trace], tmp_path: Path, epoch: int
 ) -> None:

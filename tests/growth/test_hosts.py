@@ -41,7 +41,7 @@ SMALL: dict[str, HostConfig] = {
     "cnn": CNNHostConfig(image_size=4, n_classes=3, width=4, hidden=3),
     "gpt": GPTHostConfig(vocabulary=5, context=4, width=4, hidden=4, n_blocks=1),
 }
-N_WALKS = 30
+N_WALKS = 16
 
 
 @pytest.mark.parametrize(

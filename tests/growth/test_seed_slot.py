@@ -55,7 +55,10 @@ def plain_results(name: str, is_training: bool) -> tuple[Tensor, dict[str, Tenso
 def test_a_seed_in_training_changes_no_bit_of_the_hosts_output_and_gradients(
     name: str, slot: str, blueprint: str
 ) -> None:
-    cases = [(Stage.TRAINING, style, index < 2) for index, style in enumerate(STYLES)]
+    styles = BlendStyle.MULTIPLY_LINEAR, BlendStyle.LEARNED_GATE
+    cases = [
+        (Stage.TRAINING, style, mode) for style, mode in zip(styles, (True, False), strict=True)
+    ]
     cases += [(Stage.GERMINATED, BlendStyle.LEARNED_GATE, mode) for mode in (True, False)]
     for stage, style, is_training in cases:
         model, host, x = make_host(name)

@@ -82,7 +82,9 @@ def ks_probability(first: Tensor, second: Tensor) -> float:
     return min(1.0, sum(terms)) if distance > 0.2 else 1.0
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "order", [pytest.param(1, marks=pytest.mark.slow), -1], ids=["forward", "backward"]
+)
 @pytest.mark.parametrize("start", [default, he, glorot, fixed])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_widened_everywhere_is_distributed_like_a_wide_one(

@@ -124,7 +124,7 @@ def test_costs_are_those_of_the_merged_network_when_neighbours_grow_at_once() ->
     assert costs.evaluation_flops(lives) == forward_flops(merged, x) / 2
 
 
-@pytest.mark.parametrize("stop", [4, 13, 22])
+@pytest.mark.parametrize("stop", [13, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 22))])
 def test_a_state_continues_exactly(stop: int) -> None:
     one, other = make(1), make(1)
     for epoch in range(stop):

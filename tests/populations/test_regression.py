@@ -181,7 +181,7 @@ def assert_forms_agree_without_a_program(design: HostConfig, data: HostData) -> 
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-@pytest.mark.parametrize("design", ["mlp", "cnn"])
+@pytest.mark.parametrize("design", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_both_forms_agree_over_a_whole_life(design: str) -> None:
     config = PopulationConfig(batch_size=8, weight_decay=0.01, seed_lr_factor=0.5)
     host, specs = specs_of(design, (40, 40, 24, 7))

@@ -134,8 +134,8 @@ def assert_same_epoch(first: Population, second: Population, tolerance: float) -
 @pytest.mark.parametrize(
     ("design", "has_kernel"),
     [
-        ("mlp", False),
         ("cnn", True),
+        pytest.param("mlp", False, marks=pytest.mark.slow),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("mlp", "gpt")),
     ],
 )
@@ -157,7 +157,7 @@ def test_both_forms_agree_when_slots_grow_again(
         assert all(pair[1].vector_hosts.has_program(host) for host in range(len(SIZES)))
 
 
-@pytest.mark.parametrize("design", ["mlp", "cnn"])
+@pytest.mark.parametrize("design", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_both_forms_agree_on_blocks_that_reach_their_limit(design: str) -> None:
     limited = replace(QUICK, max_widening=5.0)
     pair = [make(form, design, growth_config=limited) for form in FORMS]
@@ -177,7 +177,9 @@ def test_both_forms_agree_on_blocks_that_reach_their_limit(design: str) -> None:
         assert [life.units for life in lives[:2]] == [3 * hidden, 3 * hidden]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(SequentialPopulation, marks=pytest.mark.slow), StackedPopulation]
+)
 @pytest.mark.parametrize("design", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_a_run_resumes_bit_for_bit_in_every_epoch_of_later_lives(
     form: type[Population], design: str

@@ -664,14 +664,13 @@ RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
         {"n_envs": None},
     ),
 }
+COVERED = ("CartPole", "masks", "masks by method")
+"""Kinds whose parts are all in others."""
 
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.slow if kind in ("CartPole", "masks") else ())
-        for kind in RESUMED
-    ],
+    [pytest.param(kind, marks=pytest.mark.slow if kind in COVERED else ()) for kind in RESUMED],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(kind: str, tmp_path: Path) -> None:
     env, settings = RESUMED[kind]

@@ -29,7 +29,7 @@ def test_saving_again_replaces_all_files_and_leaves_no_others(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("n_saved", [0, 1, 2])
+@pytest.mark.parametrize("n_saved", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_kill_at_any_system_call_leaves_the_old_or_the_new_files(
     n_saved: int, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("n_acknowledged", [1, 3, 10])
+@pytest.mark.parametrize("n_acknowledged", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_no_acknowledged_row_is_lost_under_kill_9(tmp_path: Path, n_acknowledged: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", ENDLESS, str(tmp_path / FILE)],

@@ -28,7 +28,7 @@ N_BASELINES = 2
 
 
 def config_of(**changes: Any) -> Any:
-    small = {"budget__n_epochs": 4, "n_steps": 4, "envs": 2}
+    small = {"budget__n_epochs": 4, "n_steps": 4, "envs": 2, "checkpoints__save_freq": 100}
     return tiny_config(**{**small, **changes})
 
 
@@ -153,7 +153,7 @@ def wait_after_update(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(PPOAgent, "update", changed)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_final_comparison_uses_the_best_policy_and_the_deterministic_setting(
     deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

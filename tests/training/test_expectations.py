@@ -37,7 +37,7 @@ def test_values_become_gains_and_actions_stay_the_same(monkeypatch: pytest.Monke
         policy=PolicyConfig(feature_size=12, lstm_size=8),
         rewards=RewardConfig(reward="scheduled", shaping=0.0),
     )
-    task = make_task("prior")
+    task = make_task("prior", kind="rings", n_epochs=5)
     rewards = replace(config.rewards, reward="paired")
     envs = GrowthVectorEnv(task, 6, reward=rewards, purpose="training", autoreset=False)
     before = make_policy(config, envs.slot_config).state_dict()

@@ -51,7 +51,7 @@ def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
     return int(np.argmax(means)), means
 
 
-@pytest.mark.parametrize("reward", ["dense", "sparse"])
+@pytest.mark.parametrize("reward", ["dense", pytest.param("sparse", marks=pytest.mark.slow)])
 def test_one_training_gives_the_return_of_stopping_after_each_epoch(reward: str) -> None:
     envs = trial_envs(tiny_config(**LONG, rewards__reward=reward))
     returns = returns_by_stop(envs, seed=5)

@@ -27,7 +27,7 @@ from esper.telemetry.records import (
     StepRecord,
 )
 from esper.telemetry.schema import unpack_probabilities
-from esper.training import setup
+from esper.training import expectations, setup
 from esper.training.step_records import seed_events
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
@@ -190,6 +190,7 @@ def test_episodes_record_what_was_drawn_and_the_baseline_that_rewards_are_relati
 ) -> None:
     task = make_task("prior", kind="rings", n_epochs=3)
     monkeypatch.setattr(setup, "make_task", lambda *_, **__: task)
+    monkeypatch.setattr(expectations, "N_HOSTS", 2)
     config = tiny_config(
         task="prior",
         task_options={},

@@ -162,7 +162,7 @@ def test_float32_is_within_its_own_rounding_of_the_brute_force(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (3, 1), (8, 16), (17, 33), (70, 5), (300, 7)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (17, 33), (300, 7)])
 def test_every_form_agrees_at_every_shape_and_layout(
     form: str, dtype: torch.dtype, layout: str, shape: tuple[int, int]
 ) -> None:
