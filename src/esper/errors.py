@@ -262,8 +262,12 @@ def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     synonym = SYNONYMS.get(str(name))
     if synonym in allowed:
         return f" Did you mean {synonym!r}?"
-    same = [each for each in allowed if each.lower() == str(name).lower()]
+    text = str(name).lower()
+    same = [each for each in allowed if each.lower() == text]
     nearest = same or difflib.get_close_matches(str(name), allowed, n=1)
+    if not nearest and len(text) > 1:
+        longer = [each for each in allowed if each.lower().startswith(text)]
+        nearest = longer if len(longer) == 1 else []
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 

@@ -1,5 +1,6 @@
 """A file that names code does not run it, unless the user allows it."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,7 +117,10 @@ def test_commands_that_a_run_prints_allow_its_own_code(
     (tmp_path / "own_task.py").write_text(code + "    return make_task('spirals', **options)\n")
     words = [word if word != "spirals" else "own_task:make" for word in TINY]
     assert main(["train", *words, "--run-dir", "own"]) == 0
-    assert "grow --controller own --allow-code" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "grow --controller own --allow-code" in printed
+    assert "compare own shipped --allow-code" in printed
+    assert re.search(r"train --preset \w+ --task own_task:make .*--rounds 20 ", printed)
     assert esper.load_run("own").resume_command.endswith("resume own --allow-code")
     monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     assert "own_task:make(batches_per_epoch=1)" in refused(["grow", "--controller", "own"], capsys)

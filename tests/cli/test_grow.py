@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.cli.grow import decision_text, fit, remark, slot_texts
+from esper.cli.grow import GrowOptions, _show_next_steps, decision_text, fit, remark, slot_texts
 from esper.cli.main import main
 from esper.growing.decisions import Decision
 from esper.lifecycle.slot_state import SlotState
@@ -175,16 +175,31 @@ def test_a_host_grows_to_a_depth_within_the_given_epochs(
     for target, message in (
         ("depth=1", "depth 1 is smaller than the model, which has 2"),
         ("depth=40", "38 new seeds"),
-        ("width=4", "target is 'width'"),
+        ("width=4", "--target is 'width=4'"),
         ("depth", "--target is 'depth'"),
     ):
         assert main([*options, "--target", target]) == 2
         assert message in capsys.readouterr().err
     assert main(["grow", "--target", "depth=4"]) == 2
-    assert "it needs controller='progressive'" in capsys.readouterr().err
+    assert "--target is given; it needs --controller progressive" in capsys.readouterr().err
+    assert "--fractions is 2.0" in refused([*options[:-4], "--fractions", "2"], capsys)
 
 
-@pytest.mark.parametrize("words", [["--task", "nope"], ["--target", "depth=x"]])
+def test_the_next_command_grows_another_host_in_the_same_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = GrowOptions(
+        controller="progressive", target="depth=4", fractions=(0.2, 0.5), allow_code=True, seed=3
+    )
+    _show_next_steps(options)
+    words = next(line for line in capsys.readouterr().out.splitlines() if "--verbose" in line)
+    given = "--controller progressive --target depth=4 --fractions 0.2 0.5 --allow-code --seed 4"
+    assert f"grow {given} --verbose" in words
+
+
+@pytest.mark.parametrize(
+    "words", [["--task", "nope"], ["--target", "depth=x", "--controller", "progressive"]]
+)
 def test_wrong_words_are_rejected_before_anything_is_announced(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,9 @@ def test_runs_are_listed_with_their_states(
     assert "'nowhere'" in refused(["runs", "nowhere"], capsys)
     monkeypatch.setenv("ESPER_RUNS", str(finished_run.parent))
     assert main(["runs"]) == 0
-    _, row = capsys.readouterr().out.splitlines()
+    table, _, about = capsys.readouterr().out.partition("\n\n")
+    _, row = table.splitlines()
+    assert "The final comparison is on other hosts" in " ".join(about.split())
     assert row.split("  ")[0] == str(finished_run)
     assert "done" in row
     assert "2 of 2" in row
@@ -359,7 +361,7 @@ def test_unusual_folder_names_work(
     for name in ("-x", "a 'b' \"c\" $d", "ünï [bold]", "%s{x}"):
         shutil.copytree(finished_run, tmp_path / name)
     assert main(["runs", "."]) == 0
-    rows = capsys.readouterr().out.splitlines()[1:]
+    rows = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
     assert len(rows) == 4
     for row in rows:
         path = row.partition("  ")[0]

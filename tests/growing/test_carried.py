@@ -1,4 +1,4 @@
-"""What a Grower carries through growth, compared with the same training without growth.
+"""What a Grower carries through growth, compared with the same training with no growth.
 
 A seed that trains in isolation must not change its host, so until it is blended in, both trainings
 agree to the bit: parameters, buffers, moments, averages, learning rates and the scale of the loss.

@@ -122,6 +122,16 @@ def test_any_model_grows_with_the_shipped_controller(make: Any, n_slots: int) ->
     assert 1 <= len(used) <= n_slots
 
 
+def test_a_file_of_a_model_is_not_taken_for_a_task() -> None:
+    with pytest.raises(ConfigError, match=r"'model\.pt'.* task.* load your model first"):
+        grow("model.pt", TRAIN, VAL)
+
+
+def test_the_beginning_of_a_metric_suggests_it() -> None:
+    with pytest.raises(ConfigError, match=r"'acc'.*Did you mean 'accuracy'"):
+        grow(MLP(1), TRAIN, VAL, metric="acc")
+
+
 def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
     model = initialized(MLP(3))
     grown = grow(model, TRAIN, VAL, 30, learning_rate=3e-3, seed=1)

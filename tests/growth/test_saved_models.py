@@ -171,7 +171,7 @@ def test_shared_tensors_are_stored_once_and_restored_shared(tmp_path: Path) -> N
     with pytest.raises(SavedModelError, match=r"'again\.bias' and .* one tensor in the file"):
         load(tmp_path, lambda: Tied(is_tied=False))
     save(add_slots(Tied(is_tied=False), ["body"], x), tmp_path)
-    with pytest.raises(SavedModelError, match="two tensors in the file"):
+    with pytest.raises(SavedModelError, match="two tensors"):
         load(tmp_path, Tied)
 
 
@@ -380,7 +380,7 @@ def test_models_that_cannot_be_saved_are_rejected(tmp_path: Path) -> None:
         save(HOSTS["mlp"][0](), tmp_path)
     model, _, _ = make_host("mlp")
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="a file is in the way"):
+    with pytest.raises(StorageError, match="in the way"):
         save(model, tmp_path / "file")
     model.register_buffer("sparse", torch.eye(3).to_sparse())
     with pytest.raises(SavedModelError, match=r"'sparse' .*torch\.sparse_coo"):

@@ -305,7 +305,7 @@ def test_a_small_host_must_use_the_slots_of_the_design() -> None:
 def test_a_different_activation_in_a_host_is_detected() -> None:
     specs = make_specs(MLP, (8, 8))
     specs[1] = replace(specs[1], build=build_model(lambda n: nn.LeakyReLU(0.3), 4))
-    with pytest.raises(UnsupportedHostError, match="its output differs by"):
+    with pytest.raises(UnsupportedHostError, match="output"):
         StackedPopulation(build_model(lambda n: nn.LeakyReLU(0.1), 4), specs)
 
 
@@ -374,5 +374,5 @@ def test_a_frozen_seed_parameter_costs_no_gradient(monkeypatch: pytest.MonkeyPat
 
 
 def test_small_hosts_may_differ_from_their_design_only_in_hidden() -> None:
-    with pytest.raises(ConfigError, match="differ only in hidden"):
+    with pytest.raises(ConfigError, match="hidden"):
         make_host(MLPHostConfig(width=4), design=MLPHostConfig(width=5))

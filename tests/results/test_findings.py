@@ -91,7 +91,9 @@ def test_many_comparisons_make_a_claim_harder() -> None:
     assert among.corrected_p == pytest.approx(13 * alone.p)
     assert among.verdict == "not shown"
     assert not among.is_sure_difference
-    assert sentence(*arms).endswith(f"not shown (corrected p {among.corrected_p:.3f})")
+    assert sentence(*arms).endswith(
+        f"not shown (p {among.corrected_p:.3f} after correction for all comparisons)"
+    )
 
 
 def scratch(gain: float, *, spread: float = 0.02, flops: float = 0.625) -> tuple[Arm, Arm]:
@@ -175,7 +177,9 @@ def test_the_saving_of_flops_is_corrected_along_with_all_comparisons() -> None:
     among = weigh(make_evidence(*arms))[0]
     assert among.corrected_flops_p == pytest.approx(13 * alone.flops_p)
     assert (among.verdict, among.flops_ratio) == ("not shown", alone.flops_ratio)
-    assert sentence(*arms).endswith(f"(corrected p of the FLOPs {among.corrected_flops_p:.3f})")
+    assert sentence(*arms).endswith(
+        f"(p of the FLOPs {among.corrected_flops_p:.3f} after correction for all comparisons)"
+    )
 
 
 def test_a_lower_score_needs_the_corrected_p_too() -> None:

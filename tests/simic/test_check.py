@@ -473,7 +473,7 @@ def test_what_the_checker_accepts_can_be_trained_on(is_vector: bool) -> None:
 
 def test_a_vector_environment_is_refused() -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
-    with pytest.raises(UnsupportedEnvironmentError, match="one of its environments"):
+    with pytest.raises(UnsupportedEnvironmentError, match="vector environment"):
         check_env(envs)
     envs.close()
 

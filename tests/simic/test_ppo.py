@@ -481,7 +481,7 @@ def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     with torch.no_grad():
         agent.policy.outputs.weight[0, 0] = torch.inf  # type: ignore[attr-defined]
     before = [p.clone() for p in agent.policy.parameters()]
-    with pytest.raises(NonFiniteError, match="gradient step was not taken"):
+    with pytest.raises(NonFiniteError, match="gradient step"):
         agent.update(buffer)
     assert torch.equal(before[0], next(iter(agent.policy.parameters())))
 

@@ -74,6 +74,6 @@ def test_a_csv_file_holds_a_row_for_each_update_whether_resumed_or_not(tmp_path:
     shown = [{name: float(text) for name, text in row.items() if text} for row in rows]
     assert shown == list(seen.values())
     # Another run does not touch the file.
-    with pytest.raises(ConfigError, match="run holds metrics of another run"):
+    with pytest.raises(ConfigError, match="run holds metrics"):
         PPO("CartPole-v1", n_steps=16).learn(16, callbacks=Tracker("csv", tmp_path / "run"))
     assert len(read_csv(tmp_path / "run")) == 5

@@ -97,7 +97,7 @@ def train(folder: Path, options: Sequence[str], fatal_call: int = 0) -> tuple[in
 
 
 def carry_out(place: Path, n_kills: int, n_workers: int) -> dict[str, Any]:
-    """Kill runs at random calls, resume them, and compare them with one that was left alone."""
+    """Kill runs at random calls, resume them, and compare them with an undisturbed one."""
     # A run records the name of its folder, so all folders have the same name.
     reference = place / "reference" / "run"
     shards = SHARDS if n_workers else []

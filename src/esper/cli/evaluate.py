@@ -20,7 +20,7 @@ from esper.cli.output import (
     require_writable,
 )
 from esper.cli.verdict import show_evidence
-from esper.config.checks import Bounds, NonNegativeInt
+from esper.config.checks import Bounds, NonNegativeFloat, NonNegativeInt
 from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.config.run import OptionValue
 from esper.invocation import program
@@ -51,7 +51,9 @@ class BenchmarkOptions:
     task_options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the task."""
 
-    seed: int = EVALUATION_HOSTS.first
+    seed: Annotated[int, Bounds(EVALUATION_HOSTS.first, EVALUATION_HOSTS.end - 1)] = (
+        EVALUATION_HOSTS.first
+    )
     """Number of the first host, 100000 to 199999; another number selects other hosts."""
 
     allow_code: bool = False
@@ -88,7 +90,7 @@ class EvaluateOptions(BenchmarkOptions):
     tuning_runs: Annotated[int, Bounds(2)] = 4096
     """Host runs that each tuned arm may spend on tuning."""
 
-    price: Annotated[tuple[float, ...], Metavar("PRICE")] = ()
+    price: Annotated[tuple[NonNegativeFloat, ...], Metavar("PRICE")] = ()
     """How much score one plain training run costs, one or more; by default the training price."""
 
     arms: Annotated[str | None, Metavar("ARM,...")] = None
@@ -253,7 +255,7 @@ class CompareOptions(BenchmarkOptions):
     """Two or more: runs, saved controllers, shipped, no-growth, random, fixed, heuristic,
     progressive; or evaluation.json files."""
 
-    price: Annotated[float | None, Metavar("PRICE")] = None
+    price: Annotated[NonNegativeFloat | None, Metavar("PRICE")] = None
     """How much score one plain training run costs; by default the task's."""
 
 

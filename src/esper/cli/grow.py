@@ -17,7 +17,13 @@ from esper.cli.output import (
     require_writable,
 )
 from esper.config.catalogue import SHIPPED
-from esper.config.checks import NonNegativeFloat, PositiveInt, Seed, require_trusted_task
+from esper.config.checks import (
+    NonNegativeFloat,
+    PositiveInt,
+    Seed,
+    UnitInterval,
+    require_trusted_task,
+)
 from esper.formatting import many
 from esper.invocation import program
 from esper.storage.run_folder import shell_word
@@ -44,7 +50,7 @@ class GrowOptions:
     target: Annotated[str | None, Metavar("KIND=N")] = None
     """Size that progressive grows the host to: depth=12 or parameters=100000."""
 
-    fractions: Annotated[tuple[float, ...], Metavar("FRACTION")] = ()
+    fractions: Annotated[tuple[UnitInterval, ...], Metavar("FRACTION")] = ()
     """Fractions of the budget at which progressive grows the host."""
 
     epochs: PositiveInt | None = None
@@ -74,7 +80,7 @@ def run_grow(args: Sequence[str]) -> int:
     """Grow a host, save it, and print what grew."""
     options = parse(GrowOptions, args, command="grow")
     require_task(options.task)
-    target = _read_target(options.target)
+    target = _read_target(options)
     require_writable(Path(options.out))
     with command_progress("growing", quiet=options.json) as progress:
         progress.show("loading PyTorch", 0.0)
@@ -95,8 +101,12 @@ def _show_next_steps(options: GrowOptions) -> None:
     """Print commands to try next."""
     task = "" if options.task is None else f" --task {shell_word(options.task)}"
     is_shipped = options.controller == SHIPPED
-    controller = "" if is_shipped else f" --controller {shell_word(options.controller)}"
-    again = f"  {program()} grow{task}{controller} --seed {options.seed + 1} --verbose"
+    words = "" if is_shipped else f" --controller {shell_word(options.controller)}"
+    words += "" if options.target is None else f" --target {options.target}"
+    if options.fractions:
+        words += f" --fractions {' '.join(f'{one:g}' for one in options.fractions)}"
+    words += " --allow-code" if options.allow_code else ""
+    again = f"  {program()} grow{task}{words} --seed {options.seed + 1} --verbose"
     print("\nNext:")
     print_columns(
         [
@@ -136,12 +146,16 @@ def _grow(options: GrowOptions, target: dict[str, int] | None, progress: Progres
     )
 
 
-def _read_target(text: str | None) -> dict[str, int] | None:
+def _read_target(options: GrowOptions) -> dict[str, int] | None:
     """Return a target such as ``depth=12`` as a mapping."""
+    for flag, value in (("--target", options.target), ("--fractions", options.fractions)):
+        if value and options.controller != "progressive":
+            raise UsageError(f"{flag} is given; it needs --controller progressive.")
+    text = options.target
     if text is None:
         return None
     kind, _, number = text.partition("=")
-    if not number.isdecimal():
+    if kind not in ("depth", "parameters") or not number.isdecimal():
         raise UsageError(
             f"--target is {text!r}; it must be depth=N or parameters=N with a whole number N."
         )

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from esper.cli.output import json_text, print_columns, print_wrapped
 from esper.cli.verdict import show_evidence
 from esper.cli.views import View, make_view, print_to_stderr
+from esper.config.checks import names_code
 from esper.config.run import RunConfig
 from esper.dashboard.companion import companion_dashboard
 from esper.errors import EsperError
-from esper.invocation import program
+from esper.invocation import program, training_command
 from esper.storage.run_folder import shell_word
 from esper.training.run import Run
 from esper.training.signals import INTERRUPTED, end_at_once, handling, ignore_signals
@@ -63,7 +65,11 @@ def print_end_event(run: Run | None, *, state: str, message: str | None = None) 
 
 def show_next_steps(run_done: Run) -> None:
     """Print commands to try next."""
-    esper, run = program(), shell_word(run_done.path)
+    esper, run, config = program(), shell_word(run_done.path), run_done.config
+    longer = f"{esper} train --preset digits-family"
+    if names_code(config.task):
+        command = training_command(replace(config, rounds=10 * config.rounds))
+        longer = command.replace("esper", esper, 1)
     print("Next:")
     print_columns(
         [
@@ -77,8 +83,11 @@ def show_next_steps(run_done: Run) -> None:
                 f"  {esper} grow --controller {run}{run_done.allow_code_flag}",
                 "grow a host with this controller",
             ),
-            (f"  {esper} compare {run} shipped", "compare it with the shipped controller"),
-            (f"  {esper} train --preset digits-family", "train longer, for a better controller"),
+            (
+                f"  {esper} compare {run} shipped{run_done.allow_code_flag}",
+                "compare it with the shipped controller",
+            ),
+            (f"  {longer}", "train longer, for a better controller"),
         ]
     )
     print()

@@ -62,6 +62,10 @@ def _has_results(folder: RunFolder) -> bool:
     )
 
 
+_ABOUT_RESULTS = (
+    "Results are the latest during training, on the held-out hosts that select the controller. "
+    "The final comparison is on other hosts: esper show RUN."
+)
 _HEADINGS = ("run", "state", "task", "rounds", "return", "score", "no growth")
 
 
@@ -90,6 +94,9 @@ def run_runs(args: Sequence[str]) -> int:
     else:
         known = [facts_of(folder) for folder in folders]
         print_table([_HEADINGS, *map(_row, known)], n_left=3)
+        if any(facts["score"] is not None for facts in known):
+            print()
+            print_wrapped(_ABOUT_RESULTS)
         for facts in known:
             if "problem" in facts:
                 print_wrapped(

@@ -21,7 +21,7 @@ MIN_COLUMNS = 20
 """Columns of the plot itself, however long the names are."""
 
 _MARKS = {True: ("─", "├", "┤", "●", "○", "│"), False: ("-", "[", "]", "*", "o", "|")}
-"""Line, ends, the dot of a difference that excludes zero and of any other, and zero itself."""
+"""Line, ends, the dot of a difference that is shown and of any other, and zero itself."""
 
 
 def show_evidence(evidence: Evidence, *, heading: bool = False, verbose: bool = False) -> None:

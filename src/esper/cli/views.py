@@ -74,8 +74,8 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 HEADINGS = ("round", *(heading for heading, _ in COLUMNS.values()))
 
 ABOUT_COLUMNS = (
-    "Means over the episodes that ended in the round. Added parameters and seeds (germinated, kept "
-    "by fossilizing, pruned) are per episode."
+    "Means over the training hosts whose episodes ended in the round. Added parameters and seeds "
+    "(germinated, kept by fossilizing, pruned) are per episode."
 )
 
 

@@ -72,7 +72,7 @@ def require_same_arguments(arguments: dict[str, Any], state: Any) -> None:
     """Reject the state of an environment that was made with other arguments.
 
     Raises:
-        ConfigError: Naming what differs, or if it is no state at all.
+        ConfigError: Naming what differs, or if it is not a state at all.
     """
     try:
         saved = dict(state["facts"]["made_with"])

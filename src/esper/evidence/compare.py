@@ -171,7 +171,7 @@ def _run_all(
                 name,
                 [runs],
                 task.budget.flop_price,
-                label=LABELS.get(name, name) if learned is None else f"the controller {name}",
+                label=_label(name, learned),
                 kind="simple" if learned is None else "learned",
                 setting="" if learned is None or first is None else other_rules(learned, first),
                 tuning_runs=0 if learned is None else training_episodes(learned),
@@ -190,6 +190,12 @@ def _name(one: AnyController, learned: SavedController | None) -> str:
     if learned is not None:
         return learned.label
     return str(one) if _is_name(one) else cast(Controller, one).name
+
+
+def _label(name: str, learned: SavedController | None) -> str:
+    if learned is None:
+        return LABELS.get(name, name)
+    return f"the controller {name if learned.is_shipped else repr(name)}"
 
 
 def _is_name(one: AnyController) -> bool:

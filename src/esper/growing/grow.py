@@ -140,6 +140,7 @@ def grow(
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
         _require_none(
+            model,
             train_data=train_data,
             val_data=val_data,
             at=at,
@@ -260,8 +261,13 @@ def _add_baseline(
     return replace(grown, summary=summary)
 
 
-def _require_none(**arguments: object) -> None:
+def _require_none(model: Task | str, **arguments: object) -> None:
     for name, value in arguments.items():
+        if value is not None and isinstance(model, str):
+            raise ConfigError(
+                f"model is {model!r}, and a string names a task, which has data of its own; load "
+                f"your model first, or leave out {name}."
+            )
         if value is not None:
             raise ConfigError(f"{name} does not go with a task, only with a model of your own.")
 

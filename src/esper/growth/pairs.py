@@ -118,7 +118,7 @@ class PairFinder:
         if isinstance(pair, Pair) and set(consumers) != {layer.name for layer in pair.consumers}:
             between = ", ".join(repr(layer.name) for layer in pair.consumers)
             raise SlotError(
-                f"{name!r} is no pair: the units of {producer!r} are read by {between}; write "
+                f"{name!r} is not a pair: the units of {producer!r} are read by {between}; write "
                 f"{pair.name!r}."
             )
         problem = self.find_trial_problem(pair) if isinstance(pair, Pair) else pair

@@ -200,7 +200,7 @@ def require_growable(model: object) -> None:
     """Reject what cannot be run with hooks: anything but a module that PyTorch runs in Python.
 
     Raises:
-        SlotError: If it is no module, is compiled, is wrapped by DataParallel or FSDP1, or has
+        SlotError: If it is not a module, is compiled, is wrapped by DataParallel or FSDP1, or has
             parameters without memory.
     """
     if not isinstance(model, nn.Module):

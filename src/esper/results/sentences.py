@@ -63,7 +63,7 @@ def best_baseline_sentence(evidence: Evidence, findings: list[Finding]) -> str:
     facts = [
         f"{_measure(best)} {points(difference)}, 95% CI",
         where(evidence),
-        "" if difference.is_from_enough else too_few(difference),
+        _reason(best) if best.verdict == "not shown" else "",
         "one training run; other seeds may differ" if is_one_run else "",
     ]
     return f"{capital(own.label)} {phrase} {best.label}{among} ({'; '.join(filter(None, facts))})."
@@ -124,10 +124,10 @@ def _reason(finding: Finding) -> str:
         if not is_claimed:
             return f"not within {MARGIN}"
     if is_claimed and finding.corrected_p >= LEVEL:
-        return f"corrected p {probability(finding.corrected_p)}"
+        return f"p {probability(finding.corrected_p)} after correction for all comparisons"
     p = finding.corrected_flops_p
     if p is not None and finding.saves_flops and p >= LEVEL:
-        return f"corrected p of the FLOPs {probability(p)}"
+        return f"p of the FLOPs {probability(p)} after correction for all comparisons"
     if finding.kind == "same_epochs":
         return "no fewer FLOPs"
     return "unequal FLOPs" if finding.kind == "same_flops" and is_claimed else ""

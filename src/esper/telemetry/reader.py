@@ -197,7 +197,7 @@ class RunTelemetry:
             try:
                 return collect_metrics(read, without)
             except (ValueError, TypeError, AttributeError) as error:
-                raise self._damaged(f"a metric is no number ({error})") from error
+                raise self._damaged(f"a metric is not a number ({error})") from error
 
     @contextmanager
     def snapshot(self) -> Generator[None]:

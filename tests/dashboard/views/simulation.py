@@ -205,7 +205,7 @@ class Simulation:
         return ended
 
     def _pair(self, ended: EpisodeRecord) -> EpisodeRecord:
-        """Add a drawn problem, a budget that was used up, and the same host left alone."""
+        """Add a drawn problem, a budget that was used up, and the same host with no growth."""
         drawn = random.Random(ended.draw_seed)
         size = drawn.choice((16, 112))
         return replace(

@@ -60,6 +60,17 @@ def test_gaps_are_sure_only_outside_noise(tmp_path: Path, gain: float, is_sure: 
     json.dumps(found, allow_nan=False)
 
 
+def test_a_gap_that_the_verdict_does_not_show_is_not_sure(tmp_path: Path) -> None:
+    add_summary(tmp_path, gain=0.1)
+    file = tmp_path / "summary.json"
+    values = json.loads(file.read_text())
+    for finding in values["verdicts"][0]["findings"]:
+        finding["verdict"] = "not shown"  # after correction; the interval excludes zero
+    file.write_text(json.dumps(values))
+    gaps = final_gaps(tmp_path)
+    assert [gaps[name]["is_sure"] for name in ("fixed_gap", "score_gap")] == [False, False]
+
+
 def test_a_run_without_a_readable_comparison_has_no_gaps(tmp_path: Path) -> None:
     assert final_gaps(tmp_path) == {"fixed_gap": None, "score_gap": None}
     (tmp_path / "summary.json").write_text("{")

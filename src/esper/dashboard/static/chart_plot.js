@@ -17,7 +17,7 @@ const PRINTING = ["beforeprint", "afterprint"];
 export class Plot {
   /**
    * Settings: series [{ label, isPoints, scale, colour, dash }], group, height, xTitle, unit, secondUnit, fromZero,
-   * leastTop, isStacked, onCursor. Each series is drawn from a column; as many further columns are drawn faintly
+   * minTop, isStacked, onCursor. Each series is drawn from a column; as many further columns are drawn faintly
    * behind them while showRaw is on.
    */
   constructor(element, settings) {
@@ -160,9 +160,9 @@ function isMove(type) {
   return type !== "mouseup" && type !== "mousedown" && type !== "dblclick";
 }
 
-function padded(min, most, { fromZero = false, leastTop = -Infinity }) {
-  if (!isNumber(min) || !isNumber(most)) return [0, 1];
-  const max = Math.max(most, leastTop);
+function padded(min, given, { fromZero = false, minTop = -Infinity }) {
+  if (!isNumber(min) || !isNumber(given)) return [0, 1];
+  const max = Math.max(given, minTop);
   const low = fromZero ? Math.min(0, min) : min;
   const span = max - low || Math.abs(max) || 1;
   return [low === 0 && fromZero ? 0 : low - PADDING * span, max + PADDING * span];

@@ -36,7 +36,8 @@ export function clearTone(gap) {
 
 /** Gives the interval of a gap in words, for those who ask. */
 export function gapWords({ low, high, n, is_sure: isSure }) {
-  const noise = isSure ? "" : "; zero is within noise";
+  const excludesZero = low > 0 || high < 0;
+  const noise = isSure ? "" : excludesZero ? "; not shown after correction for all comparisons" : "; zero is within noise";
   return `95% interval ${signed(low)} to ${signed(high)}, ${many(n, "held-out host")}${noise}`;
 }
 

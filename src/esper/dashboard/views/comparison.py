@@ -90,7 +90,7 @@ def _arm(arm: Mapping[str, Any]) -> Row:
 
 def _difference(finding: Mapping[str, Any]) -> Row:
     return {
-        **{name: str(finding[name]) for name in ("against", "label", "sentence")},
+        **{name: str(finding[name]) for name in ("against", "label", "verdict", "sentence")},
         "ep_rew": _interval_values(finding["returns"]),
         "score": _interval_values(finding["score"]),
         "is_sure": bool(finding["is_sure"]),

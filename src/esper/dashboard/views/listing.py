@@ -52,24 +52,24 @@ def held_out_returns(telemetry: RunTelemetry) -> Row:
 def final_gaps(run_path: str | os.PathLike[str]) -> Row:
     """Return the learned controller minus others on the same hosts, from a run's summary.
 
-    In return to the fixed schedule, and in final score to no growth. A gap is sure if its interval
-    is from enough hosts and excludes zero. A damaged summary has none, and its screen says why.
+    In return to the fixed schedule, and in final score to no growth. A gap is sure if the verdict
+    shows a difference and its interval excludes zero. A damaged summary has none, and its screen
+    says why.
     """
     results = read_final_verdict(Path(run_path), []) or NO_RESULTS
     found = {one["against"]: one for one in results["differences"]}
     fixed, plain = found.get("fixed"), found.get("no-growth")
     return {
-        "fixed_gap": None if fixed is None else _gap(fixed["ep_rew"]),
-        "score_gap": None if plain is None else _gap(plain["score"]),
+        "fixed_gap": None if fixed is None else _gap(fixed, "ep_rew"),
+        "score_gap": None if plain is None else _gap(plain, "score"),
     }
 
 
-def _gap(interval: Row) -> Row:
-    from esper.statistics import Interval
-
-    ends = (interval["mean"], interval["low"], interval["high"])
-    mean, low, high = (math.nan if end is None else end for end in ends)
-    return {**interval, "is_sure": Interval(mean, low, high, interval["n"]).excludes_zero}
+def _gap(difference: Row, name: str) -> Row:
+    interval = difference[name]
+    low, high = (math.nan if interval[end] is None else interval[end] for end in ("low", "high"))
+    is_sure = difference["verdict"] != "not shown" and (low > 0.0 or high < 0.0)
+    return {**interval, "is_sure": is_sure}
 
 
 _ACTIVITY = {

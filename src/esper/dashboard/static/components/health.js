@@ -79,7 +79,7 @@ function chartsOf(health, order) {
       series: [{ label: "resident", rounds: memory.rounds, values: megabytes }],
     },
     {
-      name: "governor", title: "Governor", note: "rollbacks", unit: "hosts per round", leastTop: 4, format: whole,
+      name: "governor", title: "Governor", note: "rollbacks", unit: "hosts per round", minTop: 4, format: whole,
       series: health.grows === false ? [] : [{ label: "hosts rolled back", ...health.governor.by_round }],
     },
   ].filter(({ series }) => series.length > 0);

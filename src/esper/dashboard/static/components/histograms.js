@@ -9,21 +9,21 @@ const HEIGHT = 40;
 export function Histograms({ title, note, parts, field, empty }) {
   const last = Math.max(0, ...parts.flatMap((part) => Object.keys(part[field]).map(Number)));
   const epochs = Array.from({ length: last + 1 }, (_, epoch) => epoch);
-  const most = Math.max(1e-9, ...parts.map((part) => Math.max(0, ...Object.values(part[field])) / Math.max(1, total(part[field]))));
+  const maximum = Math.max(1e-9, ...parts.map((part) => Math.max(0, ...Object.values(part[field])) / Math.max(1, total(part[field]))));
   const isEmpty = parts.every((part) => total(part[field]) === 0);
   return html`<section class="panel">
     <div class="panel-head"><h2>${title}</h2><span class="muted small">${note}</span></div>
     ${isEmpty ? html`<p class="muted">${empty}</p>` : html`<table class="histograms small"><tbody>
       ${parts.map((part) => html`<tr key=${part.first_round}>
         <th scope="row">rounds ${roundsOf(part)}</th>
-        <td><${Histogram} counts=${part[field]} epochs=${epochs} most=${most} /></td>
+        <td><${Histogram} counts=${part[field]} epochs=${epochs} maximum=${maximum} /></td>
         <td class="n muted">${words(part[field])}</td></tr>`)}
       <tr><th scope="row" class="muted">epoch</th><td><${Axis} last=${last} /></td><td></td></tr>
     </tbody></table>`}
   </section>`;
 }
 
-function Histogram({ counts, epochs, most }) {
+function Histogram({ counts, epochs, maximum }) {
   const all = Math.max(1, total(counts));
   const width = 100 / epochs.length;
   return html`<svg class="histogram" viewBox=${`0 0 100 ${HEIGHT}`} preserveAspectRatio="none" role="img"
@@ -31,7 +31,7 @@ function Histogram({ counts, epochs, most }) {
     <line class="gridline" x1="0" x2="100" y1=${HEIGHT - 0.5} y2=${HEIGHT - 0.5} />
     ${epochs.map((epoch) => {
       const share = (counts[epoch] ?? 0) / all;
-      const height = (HEIGHT * share) / most;
+      const height = (HEIGHT * share) / maximum;
       return html`<rect key=${epoch} x=${epoch * width + 0.1 * width} y=${HEIGHT - height} width=${0.8 * width} height=${height}>
         <title>epoch ${epoch}: ${percent(share, 1)}, ${whole(counts[epoch] ?? 0)}</title></rect>`;
     })}

@@ -7,7 +7,7 @@ const MARGIN = 0.04;
 /**
  * Draws a row for each difference: its name, the dot and its interval, its value.
  *
- * rows: [{ name, mean, low, high, isSure }]; a filled dot is a difference whose interval excludes zero.
+ * rows: [{ name, mean, low, high, isSure }]; a filled dot is a difference that is shown.
  */
 export function IntervalPlot({ rows, label, format, unit = "" }) {
   const known = rows.filter(({ mean, low, high }) => [mean, low, high].every(Number.isFinite));

@@ -38,7 +38,7 @@ function CarriedOut({ carriedOut }) {
   const { n_steps: n, ops, reasons } = carriedOut;
   if (n === 0) return null;
   const lost = ops.reduce((sum, { refused, illegal }) => sum + refused + illegal, 0);
-  const most = Math.max(...ops.flatMap(({ chosen, done }) => [chosen, done]));
+  const maximum = Math.max(...ops.flatMap(({ chosen, done }) => [chosen, done]));
   const share = (value) => probability(value / n);
   return html`<section class="panel" data-test="carried-out">
     <div class="panel-head"><h2>Chosen and carried out</h2>
@@ -50,8 +50,8 @@ function CarriedOut({ carriedOut }) {
       <thead><tr><th scope="col">op</th>${["chosen", "carried out", "refused", "illegal"]
         .map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${inOrder(ops).map(({ op, chosen, done, refused, illegal }) => html`<tr key=${op}><th scope="row">${plain(op)}</th>
-        <${BarCell} value=${chosen / n} most=${most / n} format=${probability} />
-        <${BarCell} value=${done / n} most=${most / n} format=${probability} />
+        <${BarCell} value=${chosen / n} maximum=${maximum / n} format=${probability} />
+        <${BarCell} value=${done / n} maximum=${maximum / n} format=${probability} />
         ${[refused, illegal].map((count) => html`<td class=${classes(count === 0 && "muted")}>${count ? share(count) : "0 %"}</td>`)}
       </tr>`)}</tbody></table><//>
     ${reasons.length > 0 && html`<h3 class="carried-out-reasons">Why gates refused</h3>
@@ -97,7 +97,7 @@ function shareRows(parts, field) {
 
 /** A table of numbers over the parts of a run, each with a bar; all bars of a table have the same scale. */
 function BarTable({ title, note, parts, rows, format, extra = [] }) {
-  const most = Math.max(1e-9, ...rows.flatMap(({ values }) => values));
+  const maximum = Math.max(1e-9, ...rows.flatMap(({ values }) => values));
   return html`<section class="panel">
     <div class="panel-head"><h2>${title}</h2><span class="muted small">${note}</span></div>
     ${rows.length === 0 && html`<p class="muted">None.</p>`}
@@ -108,7 +108,7 @@ function BarTable({ title, note, parts, rows, format, extra = [] }) {
         ${extra.map(({ name, values }) => html`<tr key=${name}><th scope="row" class="muted">${name}</th>
           ${values.map((value) => html`<td class="muted">${value}</td>`)}</tr>`)}
         ${rows.map(({ name, values }) => html`<tr key=${name}><th scope="row">${plain(name)}</th>
-          ${values.map((value) => html`<${BarCell} value=${value} most=${most} format=${format} />`)}</tr>`)}
+          ${values.map((value) => html`<${BarCell} value=${value} maximum=${maximum} format=${format} />`)}</tr>`)}
       </tbody></table><//>`}
   </section>`;
 }
@@ -117,8 +117,8 @@ function twoDigits(value) {
   return number(value, 2);
 }
 
-function BarCell({ value, most, format }) {
-  const share = (value ?? 0) / most;
+function BarCell({ value, maximum, format }) {
+  const share = (value ?? 0) / maximum;
   return html`<td class=${classes("bar-cell", !(value >= MIN_SHARE) && "muted")}>
     <span class="bar-cell-value">${format(value)}</span>
     <span class="bar-cell-track"><span style=${{ width: `${100 * share}%` }}></span></span></td>`;

@@ -20,9 +20,9 @@ const COLUMNS = [
   { key: "best_return", label: "held-out return", start: -1, isNumber: true,
     title: "Return on held-out hosts over training, and the best or, once the run is done, the one of the final comparison. Curves of the same task have the same scale; the dashed line is the fixed schedule." },
   { key: "fixed_gap", label: "vs fixed schedule", start: -1, isNumber: true, of: fixedGap,
-    title: "Return minus that of the fixed schedule on the same hosts. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
+    title: "Return minus that of the fixed schedule on the same hosts. Coloured if the verdict shows a difference; in brackets while there is no final comparison." },
   { key: "score_gap", label: "gain", start: -1, isNumber: true, of: scoreGap,
-    title: "Score minus that of the same hosts with no growth. Coloured if zero is outside the 95% interval; in brackets while there is no final comparison." },
+    title: "Score minus that of the same hosts with no growth. Coloured if the verdict shows a difference; in brackets while there is no final comparison." },
   { key: "parameters", label: "parameters", start: -1, isNumber: true, title: "host + seeds", of: allParameters },
   { key: "created_at", label: "started", start: -1 },
 ];
