@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, cast
+from dataclasses import fields, is_dataclass
+from typing import Any, cast, get_args, get_origin
 
 import numpy as np
 
-from esper.errors import EvidenceError, did_you_mean
-
-_TYPES: dict[str, tuple[type[Any], ...]] = {
-    "str": (str,),
-    "Kind": (str,),
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-    "Floats": (list,),
-    "tuple": (list,),
-    "list": (list,),
-    "BestHost | None": (dict, type(None)),
-    "Mapping": (dict,),
-}
-"""JSON types of a field by the first word of its annotation."""
+from esper.arrays import Floats
+from esper.config.checks import check, types_of
+from esper.errors import ConfigError, EvidenceError, did_you_mean, shown
 
 
 def to_json_values(one: Any) -> dict[str, Any]:
@@ -35,6 +21,8 @@ def to_json_values(one: Any) -> dict[str, Any]:
 def read_json_values(kind: type[Any], values: object, what: str) -> dict[str, Any]:
     """Return the arguments of a dataclass from the result of :func:`to_json_values`.
 
+    Fields that hold dataclasses themselves are returned as they were read.
+
     Args:
         kind: The dataclass; exactly its fields must be present.
         values: As read from a file.
@@ -44,9 +32,8 @@ def read_json_values(kind: type[Any], values: object, what: str) -> dict[str, An
         EvidenceError: If a field is missing, unknown or of another type.
     """
     if not isinstance(values, dict):
-        raise EvidenceError(f"{what} is {_short(values)}; it must be a JSON object.")
-    read = cast("dict[str, Any]", values)
-    known = {field.name: str(field.type) for field in fields(kind)}
+        raise EvidenceError(f"{what} is {shown(values)}; it must be a JSON object.")
+    read, known = cast("dict[str, Any]", values), types_of(kind)
     for name in read:
         if name not in known:
             raise EvidenceError(
@@ -56,32 +43,29 @@ def read_json_values(kind: type[Any], values: object, what: str) -> dict[str, An
     for name in known:
         if name not in read:
             raise EvidenceError(f"{what} has no field {name!r}; the file is incomplete.")
-    return {name: _checked(read[name], known[name], f"{name} of {what}") for name in known}
-
-
-def _checked(value: Any, annotation: str, what: str) -> Any:
-    word = annotation.split("[", maxsplit=1)[0]
-    if type(value) not in _TYPES[word]:
-        allowed = " or ".join(kind.__name__ for kind in _TYPES[word]).replace("NoneType", "null")
-        raise EvidenceError(f"{what} is {_short(value)}; it must be {allowed}.")
-    if value is None:
-        return None
-    if word.startswith("float") and not math.isfinite(value):
-        raise EvidenceError(f"{what} is {value}; it must be finite.")
-    if word == "Floats":
-        return _numbers(value, what)
-    if annotation == "tuple[str, ...]" and not all(isinstance(one, str) for one in value):
-        raise EvidenceError(f"{what} is {_short(value)}; it must be a list of strings.")
-    return tuple(value) if annotation == "tuple[str, ...]" else value
-
-
-def _numbers(value: list[Any], what: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.asarray(["ragged"])
+        return {name: _checked(f"{name} of {what}", read[name], known[name]) for name in known}
+    except ConfigError as error:
+        raise EvidenceError(str(error)) from error
+
+
+def _checked(name: str, value: Any, kind: Any) -> Any:
+    if kind == Floats:
+        return _numbers(name, value)
+    if any(map(is_dataclass, get_args(kind))):
+        kind = list if get_origin(kind) is tuple else Mapping[str, Any] | None
+    return check(name, value, kind)
+
+
+def _numbers(name: str, value: object) -> Floats:
+    try:
+        array = np.asarray(cast("Any", value) if isinstance(value, list) else "")
+    except ValueError:  # ragged
+        array = np.asarray("")
     if array.dtype.kind not in "if":
-        raise EvidenceError(f"{what} is {_short(value)}; it must be an array of numbers.")
+        raise EvidenceError(
+            f"{name} is {shown(cast(object, value))}; it must be an array of numbers."
+        )
     return array.astype(np.float64)
 
 
@@ -93,8 +77,3 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
     return value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
