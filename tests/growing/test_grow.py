@@ -230,7 +230,7 @@ def test_seeds_are_listed_with_the_epochs_of_the_timeline_that_they_germinate_in
 
 
 def test_the_result_can_be_exported_by_torch(tmp_path: Path) -> None:
-    grown = grow(initialized(CNN()), TRAIN, VAL, learning_rate=3e-3, seed=2)
+    grown = grow(initialized(CNN()), TRAIN, VAL, 6, learning_rate=3e-3, seed=2)
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(grown.model.eval(), (VAL[0],), dynamic_shapes=({0: batch},))
     torch.export.save(program, tmp_path / "grown.pt2")

@@ -199,10 +199,10 @@ def test_every_instruction_set_matches_tensor_operations() -> None:
     assert kernel is not None
     names = kernel.variants()
     try:
-        for index, case in product(range(len(names)), ("mlp", "mlp, three outputs")):
+        for index in range(len(names)):
             kernel.choose(index)
             for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 1e-10)):
-                design, n_outputs = CASES[case]
+                design, n_outputs = CASES["mlp, three outputs"]
                 specs = make_specs(design, (31, 20, 9, 40))
                 specs = to_double(specs) if dtype == torch.float64 else specs
                 specs, config = to_regression(specs, n_outputs), PopulationConfig(batch_size=9)
