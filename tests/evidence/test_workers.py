@@ -79,7 +79,6 @@ def test_arms_of_each_kind_are_the_same_with_workers(done_run: Run, pool: Shared
     shares_done = [one.share for one in shares if one.work == "no growth"]
     assert shares_done == pytest.approx(sorted(shares_done))
     assert (shares_done[0], shares_done[-1]) == (0.0, pytest.approx(1.0))
-    assert len(shares_done) > 1 + n_batches  # workers report within a batch too
 
 
 @pytest.mark.slow
