@@ -17,6 +17,7 @@ import torch
 from esper.errors import ConfigError, WorkerError
 from esper.training import worker_pool
 from esper.training.worker_pool import Job, OnShare, Pool, ProcessPool, WorkerWarning
+from tests.shared_pool import shared_pool
 
 WARM_UP = "tests.training.test_worker_pool"
 
@@ -202,6 +203,16 @@ def test_a_check_ends_jobs_that_take_long(kind: str, pool: ProcessPool) -> None:
             [Job("a job", sleep_with_progress, (600.0 if kind != "inline" else 2.0,))], check=check
         )
     assert len(chosen.run(jobs_of(2))) == 2
+
+
+def test_an_interrupt_from_the_terminal_does_not_reach_workers() -> None:
+    with shared_pool("") as pool:
+        pool.lend(1).start()
+        (pid,) = pool.pids()
+        for _ in range(20):  # also while it is starting
+            os.kill(pid, signal.SIGINT)
+            time.sleep(0.1)
+        assert pool.run(jobs_of(1))[0][2] == pid
 
 
 @pytest.mark.slow

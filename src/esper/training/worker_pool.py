@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from time import monotonic
 from types import ModuleType
 from typing import Any, Protocol
@@ -362,8 +363,9 @@ def _isolated_start() -> Generator[None]:
     They also keep SIGINT blocked: Ctrl-C in a terminal is for the first process alone.
     """
     safe, main = os.environ.get("PYTHONSAFEPATH"), sys.modules["__main__"]
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ["PYTHONSAFEPATH"], sys.modules["__main__"] = "1", ModuleType("__main__")
+    resource_tracker.ensure_running()  # first, because it unblocks SIGINT
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
