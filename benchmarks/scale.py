@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter, process_time
-from typing import Any
 
 # The libraries read these when they are loaded.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -31,9 +30,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import load_preset
 from esper.environment import GrowthVectorEnv
 from esper.growth.hosts import make_host
-from esper.simic.rollout.jobs import Payload
-from esper.simic.rollout.processes import SharedFile
-from esper.storage.state import State, from_nested
+from esper.storage.state import State, from_bytes, from_nested, to_bytes
 from esper.tamiyo import make_controller
 from esper.tasks import make_task
 from esper.telemetry.records import Record, RoundRecord
@@ -115,7 +112,7 @@ def show_hosts(rounds: int) -> dict[str, float]:
             if hosts == 128:
                 messages, sizes = describe_messages(trainer)
     print_table(("hosts", "seconds per round", "env-steps/s", "learner"), rows)
-    print_table(("what", "size", "per host", "pack, ms", "copy, ms", "unpack, ms"), messages)
+    print_table(("what", "size", "per host", "pack, ms", "unpack, ms"), messages)
     return sizes
 
 
@@ -178,23 +175,22 @@ def describe_messages(
 ) -> tuple[list[Sequence[object]], dict[str, float]]:
     """Return sizes and times of what travels, as a table and in bytes."""
     parts, config = trainer.parts, trainer.config
-    payloads = {
-        "weights": Payload(from_nested(parts.agent.weights())),
-        "state of the hosts": Payload(State(*_merged(parts.rollout.save()))),
-        "steps of a round": Payload(State(_steps_of_a_round(trainer))),
+    (hosts,) = parts.rollout.save()  # they are one shard
+    states = {
+        "weights": from_nested(parts.agent.weights()),
+        "state of the hosts": hosts,
+        "steps of a round": State(_steps_of_a_round(trainer)),
     }
-    file, sizes = SharedFile.create(), dict[str, float]()
+    sizes: dict[str, float] = {}
     rows: list[Sequence[object]] = []
-    for name, payload in payloads.items():
+    for name, state in states.items():
         start = perf_counter()
-        content = payload.bytes
+        content = to_bytes(state)
         packed = perf_counter()
-        file.read(file.write({"content": payload}))
-        sent = perf_counter()
-        _ = Payload(content).state
+        from_bytes(content)
         sizes[name] = len(content)
         per_host = "" if name == "weights" else f"{len(content) / config.envs / 1e3:.1f} kB"
-        times = (packed - start, sent - packed, perf_counter() - sent)
+        times = (packed - start, perf_counter() - packed)
         rows.append(
             (name, f"{len(content) / 1e3:,.0f} kB", per_host, *(f"{1e3 * t:.1f}" for t in times))
         )
@@ -206,12 +202,6 @@ def _steps_of_a_round(trainer: Trainer) -> dict[str, Tensor]:
     found = trainer.parts.buffer.state_dict()
     n_steps = trainer.config.n_steps
     return {name: tensor.new_zeros(n_steps, *tensor.shape[1:]) for name, tensor in found.items()}
-
-
-def _merged(states: Sequence[State]) -> tuple[dict[str, Any], dict[str, Any]]:
-    state = states[0]
-    assert len(states) == 1, "the hosts are one shard"
-    return state.tensors, state.facts
 
 
 def show_prediction(alone: dict[str, float], sizes: dict[str, float]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from esper.simic.rollout.processes import ProcessPool, ProcessWorker
+from esper.training.worker_pool import ProcessPool, ProcessWorker
 
 
 class SharedPool(ProcessPool):
@@ -27,14 +27,14 @@ class SharedPool(ProcessPool):
         """Return the pool with so many workers."""
         self.n_jobs = self.n_closed = 0
         self.n_workers = n_workers
-        self._spares += self._workers[n_workers:]
-        del self._workers[n_workers:]
-        self._owner.clear()
+        for place in [place for place in self._workers if place >= n_workers]:
+            self._workers.pop(place).end()
         return self
 
     def pids(self) -> list[int]:
         """Return the process IDs of the workers."""
-        return [worker.pid for worker in self._workers if isinstance(worker, ProcessWorker)]
+        workers = [self._workers[place] for place in sorted(self._workers)]
+        return [w.process.pid or 0 for w in workers if isinstance(w, ProcessWorker)]
 
 
 @contextmanager

@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simic.rollout.test_worker_pool import die, die_once, double, jobs_of
 from tests.training.test_shards import at_step, sharded
+from tests.training.test_worker_pool import die, die_once, double, jobs_of
 from tests.training.tiny import liveliness, run_digests
 
 from esper.config.run import RunConfig
 from esper.errors import TaskError, WorkerError
-from esper.simic.rollout import ray_cluster
-from esper.simic.rollout.jobs import Job, Payload, Payloads, WorkerContext
-from esper.simic.rollout.ray_cluster import RayPool
 from esper.tasks import make_task, registry
 from esper.tasks.registry import register_task
 from esper.telemetry import open_run
 from esper.telemetry.records import RoundRecord
+from esper.training import ray_cluster
+from esper.training.ray_cluster import RayPool
 from esper.training.runs import resume, train
+from esper.training.worker_pool import Job, OnShare
 
 # Not imported yet: Ray reads its settings when it is.
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -319,36 +319,33 @@ def test_a_dead_ray_worker_is_replaced_soon(
     pool: RayPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool.run(jobs_of(4))
-    time.sleep(5)  # until the spare is ready
     start = time.monotonic()
-    found = pool.run([Job(function=die_once, request=str(tmp_path / "died")), *jobs_of(2)])
+    found = pool.run([Job("a job", die_once, (tmp_path / "died",)), *jobs_of(2)])
     seconds = time.monotonic() - start
-    assert found[0].value == "done"
+    assert found[0] == "done"
     assert pool.status().restarted == 1
     with capsys.disabled():
         print(f"\na dead Ray worker was replaced within {seconds:.1f} s")
     with pytest.raises(WorkerError, match=r"shard 7 ended 3 workers"):
-        pool.run([Job(function=die, request=int(signal.SIGSEGV), name="shard 7")])
-    assert [result.value[0] for result in pool.run(jobs_of(2))] == [0, 2]
+        pool.run([Job("shard 7", die, (int(signal.SIGSEGV),))])
+    assert [twice for twice, _, _ in pool.run(jobs_of(2))] == [0, 2]
 
 
-def make_much(
-    context: WorkerContext, request: int, payloads: Payloads
-) -> tuple[Any, dict[str, Payload]]:
-    return None, {"much": Payload(bytes(request))}
+def make_much(_: OnShare, n_bytes: int) -> bytes:
+    return bytes(n_bytes)
 
 
 def test_a_full_object_store_is_named(pool: RayPool) -> None:
-    much = Job(function=double, request=1, payloads={"state": Payload(bytes(2 * STORE_BYTES))})
+    much = Job("a job", double, (1, bytes(2 * STORE_BYTES)))
     with pytest.raises(
-        WorkerError, match=r"200,000,000 bytes .*OutOfDisk.*envs_per_shard"
+        WorkerError, match=r"200,000,\d+ bytes .*OutOfDisk.*envs_per_shard"
     ) as caught:
         pool.run([much])
     assert "\n" not in str(caught.value)
     with pytest.raises(WorkerError, match="OutOfDisk") as caught:
-        pool.run([Job(function=make_much, request=2 * STORE_BYTES, name="shard 7")])
+        pool.run([Job("shard 7", make_much, (2 * STORE_BYTES,))])
     assert "\n" not in str(caught.value)
-    assert [result.value[0] for result in pool.run(jobs_of(2))] == [0, 2]
+    assert [twice for twice, _, _ in pool.run(jobs_of(2))] == [0, 2]
 
 
 def test_other_software_and_other_tasks_on_a_cluster_are_refused(

@@ -34,7 +34,7 @@ def workers_of(pid: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            is_worker = b"esper.simic.rollout.processes" in (folder / "cmdline").read_bytes()
+            is_worker = b"multiprocessing.spawn" in (folder / "cmdline").read_bytes()
             if int(parent) == pid and is_worker:
                 found.append(int(folder.name))
     return sorted(found)

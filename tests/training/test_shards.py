@@ -15,9 +15,6 @@ import torch
 from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import ConfigError, RolloutError, TaskError, TrainingError, WorkerError
-from esper.simic.rollout.jobs import InlinePool, Pool, Result
-from esper.simic.rollout.processes import ProcessPool
-from esper.simic.rollout.shards import Position, ShardedRollout
 from esper.storage.state import from_nested
 from esper.tasks import make_task, registry
 from esper.tasks.registry import register_task
@@ -26,7 +23,8 @@ from esper.telemetry.records import EpisodeRecord, RoundRecord, StepRecord
 from esper.training import runs, workers
 from esper.training.runs import resume, train
 from esper.training.setup import make_agent, make_run_task
-from esper.training.shards import make_shard, plan_shards
+from esper.training.shards import GrowthShard, Position, ShardedRollout, plan_shards
+from esper.training.worker_pool import Pool, ProcessPool
 from esper.training.workers import WARM_UP, make_pool
 from tests.joint_tasks import NAME
 from tests.shared_pool import SharedPool, shared_pool
@@ -60,7 +58,7 @@ def pool(shared: SharedPool, monkeypatch: pytest.MonkeyPatch) -> SharedPool:
     """The pool that runs use if they are to have workers."""
 
     def choose(config: RunConfig, task: Any, *, workers: int, **_: Any) -> Pool:
-        return shared.lend(workers) if workers else InlinePool()
+        return shared.lend(workers) if workers else Pool()
 
     monkeypatch.setattr(runs, "make_pool", choose)
     return shared
@@ -152,8 +150,8 @@ def test_shards_share_out_hosts_and_their_draws() -> None:
         (2, 3, 0),
         (5, 2, 0),
     ]
-    whole = make_shard(plan_shards(tiny_config(envs=7), task)[0])
-    drawn = [make_shard(spec).envs.growth.records.draw_seed for spec in specs]
+    whole = GrowthShard(plan_shards(tiny_config(envs=7), task)[0], task)
+    drawn = [GrowthShard(spec, task).envs.growth.records.draw_seed for spec in specs]
     np.testing.assert_array_equal(np.concatenate(drawn), whole.envs.growth.records.draw_seed)
 
 
@@ -165,7 +163,7 @@ def test_shards_have_hosts_of_one_design() -> None:
     assert sum(spec.n_envs for spec in specs) == 7
     for design, count in enumerate(counts):
         assert sum(spec.n_envs for spec in specs if spec.design == design) == count
-    assert all(len(make_shard(spec).envs.task.designs) == 1 for spec in specs)
+    assert all(len(GrowthShard(spec, task).envs.task.designs) == 1 for spec in specs)
 
 
 def test_actions_of_shards_are_drawn_independently() -> None:
@@ -183,10 +181,11 @@ def slot_config() -> Any:
 
 def test_a_collection_is_a_function_of_shard_weights_and_state() -> None:
     config = sharded(envs=4)
-    specs, weights = plan_shards(config, make_run_task(config)), make_agent(config, slot_config())
+    task, weights = make_run_task(config), make_agent(config, slot_config())
+    specs = plan_shards(config, task)
 
     def rollout() -> ShardedRollout:
-        made = ShardedRollout(InlinePool(), make_shard, specs)
+        made = ShardedRollout(Pool(), specs, task)
         made.set_weights(from_nested(weights.weights()))
         return made
 
@@ -198,7 +197,7 @@ def test_a_collection_is_a_function_of_shard_weights_and_state() -> None:
     again.load(state, Position(1, 2))
     for expected, found in zip(second, again.collect(3, Position(1, 2), is_last=True), strict=True):
         # As text, because what was never measured is NaN.
-        assert str(found.notes.records) == str(expected.notes.records)
+        assert str(found.records) == str(expected.records)
         for name, tensor in expected.steps.items():
             torch.testing.assert_close(found.steps[name], tensor, rtol=0, atol=0, equal_nan=True)
     buffer = weights.make_buffer(4, 6)
@@ -230,18 +229,25 @@ def test_a_pool_that_cannot_be_made_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-class FailingPool(InlinePool):
+class FailingPool(SharedPool):
     """Gives up in the end, as if its workers died again and again."""
 
-    def __init__(self, n_calls: int) -> None:
-        super().__init__()
-        self._left = n_calls
+    n_left = 0
 
-    def run(self, *args: Any, **kwargs: Any) -> list[Result]:
-        self._left -= 1
-        if self._left <= 0:
+    def run(self, jobs: Any, **options: Any) -> list[Any]:
+        self.n_left -= 1
+        if self.n_left <= 0:
             raise WorkerError("shard 2 of 3 ended 3 workers in a row.")
-        return super().run(*args, **kwargs)
+        return [job.function(lambda _: None, *job.arguments) for job in jobs]
+
+    def start(self) -> None:
+        pass
+
+
+def failing_pool(n_calls: int) -> FailingPool:
+    pool = FailingPool(2)
+    pool.n_left = n_calls
+    return pool
 
 
 def test_a_run_whose_workers_gave_up_is_saved_and_says_how_to_resume(
@@ -250,7 +256,7 @@ def test_a_run_whose_workers_gave_up_is_saved_and_says_how_to_resume(
     folder = tmp_path / "run"
     with liveliness():
         with monkeypatch.context() as patch:
-            patch.setattr(runs, "make_pool", lambda *_, **__: FailingPool(9))
+            patch.setattr(runs, "make_pool", lambda *_, **__: failing_pool(9))
             with pytest.raises(TrainingError, match=rf"shard 2 of 3.* saved.* resume .*{folder}"):
                 train(sharded(), run_dir=folder)
         resume(folder, workers=0)
@@ -260,7 +266,7 @@ def test_a_run_whose_workers_gave_up_is_saved_and_says_how_to_resume(
 def test_a_run_whose_workers_gave_up_before_it_began_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "make_pool", lambda *_, **__: FailingPool(1))
+    monkeypatch.setattr(runs, "make_pool", lambda *_, **__: failing_pool(1))
     with pytest.raises(WorkerError, match=r"in a row\.$"):
         train(sharded(), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -297,7 +303,8 @@ def test_a_task_of_this_process_alone_is_named(
 def test_steps_are_collected_in_chunks_of_similar_size(
     n_steps: int, step_seconds: float | None, expected: int
 ) -> None:
-    rollout = ShardedRollout(ProcessPool(1), make_shard, [])
+    task = make_task("spirals")
+    rollout = ShardedRollout(ProcessPool(1), [], task)
     rollout._step_seconds = step_seconds
     assert rollout.chunk_steps(n_steps) == expected
-    assert ShardedRollout(InlinePool(), make_shard, []).chunk_steps(n_steps) == 1
+    assert ShardedRollout(Pool(), [], task).chunk_steps(n_steps) == 1

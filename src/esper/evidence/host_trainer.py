@@ -23,21 +23,12 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
-from esper.simic.rollout.jobs import (
-    InlinePool,
-    Job,
-    Payload,
-    Payloads,
-    Pool,
-    WorkerContext,
-    total_share,
-)
-from esper.storage.state import State, from_bytes, to_bytes
 from esper.tamiyo import Controller, SavedController
 from esper.tamiyo.controllers.controller import EpochCounter
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tasks import Task, TaskDraw
 from esper.training.setup import make_in_worker
+from esper.training.worker_pool import Job, OnShare, Pool
 
 BATCH_HOSTS = 128
 """Number of hosts that are trained together, which is what a worker does at a time."""
@@ -51,8 +42,6 @@ _OP = HEAD_NAMES.index("op")
 MakeController = Callable[[GrowthEpisodes, slice], Controller]
 """Makes the controller of a batch from its episodes and the indices of its hosts. Workers need one
 that can be pickled."""
-OnShare = Callable[[float], None]
-"""Called with the share of the work that is done."""
 
 
 def count_batches(n_hosts: int) -> int:
@@ -69,15 +58,6 @@ class MakeSaved:
     def __call__(self, growth: GrowthEpisodes, _: slice) -> Controller:
         """Return the controller."""
         return self.saved.make(growth.slot_config, deterministic=self.saved.deterministic)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to copy it to another process, with which tensors would be shared."""
-        weights = to_bytes(State(dict(self.saved.weights)))
-        return _copy_saved, (replace(self.saved, weights={}), weights)
-
-
-def _copy_saved(saved: SavedController, weights: bytes) -> MakeSaved:
-    return MakeSaved(replace(saved, weights=from_bytes(weights).tensors))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -248,14 +228,14 @@ class HostTrainer:
             )
             for batch in batches
         ]
-        show = total_share([len(one.hosts) for one in requests], on_share)
         on_share(0.0)
-        pool = InlinePool() if self._helpers is None else self._helpers.pool
+        pool = Pool() if self._helpers is None else self._helpers.pool
         jobs = [
-            Job(function=_run_batch, request=one, name=f"training {len(one.hosts)} hosts")
+            Job(f"training {size} hosts", _run_batch, (one,), size)
             for one in requests
+            for size in [len(one.hosts)]
         ]
-        return join_runs([result.value for result in pool.run(jobs, on_share=show)])
+        return join_runs(pool.run(jobs, on_share=on_share))
 
     def _spec(self, helpers: Helpers) -> _TrainerSpec:
         return _TrainerSpec(
@@ -283,11 +263,9 @@ class _Batch:
     goals: Goals | None
 
 
-def _run_batch(
-    context: WorkerContext, batch: _Batch, payloads: Payloads
-) -> tuple[HostRuns, dict[str, Payload]]:
+def _run_batch(on_share: OnShare, batch: _Batch) -> HostRuns:
     """Train a batch of hosts."""
-    trainer, n_hosts = _find_trainer(context, batch.trainer), len(batch.hosts)
+    trainer, n_hosts = _find_trainer(batch.trainer), len(batch.hosts)
     n_epochs = trainer.task.budget.n_epochs
     with torch.random.fork_rng(devices=[]):
         growth = trainer.start(batch.hosts)
@@ -299,18 +277,21 @@ def _run_batch(
 
         def record(actions: Integers, result: StepResult) -> None:
             recorder.add_step(actions, result)
-            context.report(min(1.0, recorder.n_steps / n_epochs))
+            on_share(min(1.0, recorder.n_steps / n_epochs))
 
         steer_hosts(growth, controller, seed=batch.hosts[0], n_hosts=n_hosts, on_step=record)
-        return recorder.results(), {}
+        return recorder.results()
 
 
-def _find_trainer(context: WorkerContext, wanted: HostTrainer | _TrainerSpec) -> HostTrainer:
+_trainers_of_worker: dict[str, HostTrainer] = {}
+"""The trainers that a worker used last, by their specification."""
+
+
+def _find_trainer(wanted: HostTrainer | _TrainerSpec) -> HostTrainer:
     """Return a trainer; a worker remembers the last ones that it used."""
     if isinstance(wanted, HostTrainer):
         return wanted
-    trainers: dict[str, HostTrainer] = context.held.setdefault("host trainers", {})
-    key = repr(wanted)
+    trainers, key = _trainers_of_worker, repr(wanted)
     trainer = trainers.pop(key, None) or wanted.make()
     trainers[key] = trainer
     if len(trainers) > MAX_TRAINERS:

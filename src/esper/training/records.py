@@ -25,8 +25,8 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choi
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.recording import BY_HEAD, STATISTICS
 from esper.simic.rollout.collector import CollectedStep
-from esper.simic.rollout.jobs import PoolStatus
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
+from esper.training.worker_pool import PoolStatus
 from esper.version import __version__
 
 SUMMED = ("ep_rew", "ep_len", "flops", "host_parameters", "seed_parameters")

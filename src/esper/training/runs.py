@@ -32,7 +32,6 @@ from esper.progress import ShowProgress
 from esper.results.arms import BASELINES, LEARNED, Arm
 from esper.results.evidence import BestHost, Evidence, make_evidence
 from esper.results.files import write_summary
-from esper.simic.rollout.jobs import Pool
 from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, Loaded
 from esper.storage.run_folder import RunFolder
 from esper.storage.state import split
@@ -59,6 +58,7 @@ from esper.training.trials import (
     MakeNamed,
     Trials,
 )
+from esper.training.worker_pool import Pool
 from esper.training.workers import describe_pool, make_pool
 
 

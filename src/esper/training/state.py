@@ -13,11 +13,11 @@ from esper.config.toml import read_toml, write_toml
 from esper.errors import CheckpointError, EsperError
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
-from esper.simic.rollout.shards import Position, ShardedRollout
 from esper.storage.state import State, from_nested, merge, split, to_nested
 from esper.tamiyo.policy.observations import VERSION
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.training.records import RoundTally
+from esper.training.shards import Position, ShardedRollout
 
 Phase = Literal["starting", "collecting", "evaluating", "done"]
 

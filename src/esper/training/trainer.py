@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate
 from time import perf_counter
 
@@ -15,8 +14,6 @@ from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import NonFiniteError, RolloutError, TrainingError, WorkerError
 from esper.results.arms import NO_GROWTH
 from esper.simic.recording import update_record
-from esper.simic.rollout.jobs import InlinePool, Pool
-from esper.simic.rollout.shards import ShardedRollout
 from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
@@ -33,10 +30,11 @@ from esper.training.records import (
     run_record,
 )
 from esper.training.setup import make_agent, make_run_task
-from esper.training.shards import GrowthNotes, join_tallies, make_shard, plan_shards
+from esper.training.shards import ShardedRollout, join_tallies, plan_shards
 from esper.training.state import RunParts
 from esper.training.stopping import Stopped, StopRequest
-from esper.training.trials import MakeFixed, MakeLearned, MakeNamed, OnShare, Trials
+from esper.training.trials import MakeFixed, MakeLearned, MakeNamed, Trials
+from esper.training.worker_pool import OnShare, Pool
 
 MAX_REFUSALS = 3
 """Updates in a row that may be rejected before a run fails."""
@@ -88,11 +86,10 @@ class Trainer:
         self.config, self.stop, self._name = config, stop, name
         self._output, self._checkpoints = output, checkpoints
         self.task = make_run_task(config) if task is None else task
-        self.pool: Pool = InlinePool() if pool is None else pool
+        self.pool = pool or Pool()
         self.pool.start()
-        self._shards = plan_shards(config, self.task)
-        make = partial(make_shard, task=self.task) if self.pool.is_local else make_shard
-        rollout = ShardedRollout(self.pool, make, self._shards, check=stop.check)
+        shards = plan_shards(config, self.task)
+        rollout = ShardedRollout(self.pool, shards, self.task, check=stop.check)
         # One host of each design, to describe them.
         self._sample = GrowthVectorEnv(self.task, len(self.task.designs))
         slot_config = self._sample.slot_config
@@ -243,15 +240,14 @@ class Trainer:
         chunks = parts.rollout.collect(n_steps, parts.position, is_last=n_steps == room)
         parts.buffer.extend([chunk.steps for chunk in chunks])
         progress.step += n_steps
-        notes: list[GrowthNotes] = [chunk.notes for chunk in chunks]
         if n_steps == room:
-            parts.tally = join_tallies(notes)
+            parts.tally = join_tallies(chunks)
         for chunk in chunks:
             for part, seconds in chunk.seconds.items():
                 self.stopwatch.add(part, seconds)
         with self.stopwatch.measure("telemetry"):
             for number in range(n_steps):
-                self._output.write([one for note in notes for one in note.records[number]])
+                self._output.write([one for chunk in chunks for one in chunk.records[number]])
 
     def _update(self, rates: dict[str, float]) -> UpdateRecord:
         """Update the policy; roll it back if the update gives a number that is not finite."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.arrays import Floats, Integers
 from esper.config.controllers import PREFERRED_BLUEPRINTS
@@ -21,27 +22,15 @@ from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.environment.runner import OnStep, ignore_step, steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
-from esper.simic.rollout.jobs import (
-    InlinePool,
-    Job,
-    Payload,
-    Payloads,
-    Pool,
-    WorkerContext,
-    total_share,
-)
-from esper.storage.state import State, from_bytes, to_bytes
 from esper.tamiyo import Controller, FixedSchedule, LearnedController, Planting, make_controller
 from esper.tamiyo.controllers.controller import rank_blueprints
 from esper.tasks import Task
 from esper.training.setup import make_policy, make_task_of_worker, make_trial_envs, split_evenly
 from esper.training.stopping import StopRequest
+from esper.training.worker_pool import Job, OnShare, Pool
 
 TRIAL_SEED = 0
 """Determines the hosts of evaluations: the same for all runs, so that runs can be compared."""
-
-OnShare = Callable[[float], None]
-"""Called with the share of a trial that is done."""
 
 MIN_HOSTS = 2
 """Hosts that each design has in a trial, however small its share."""
@@ -75,18 +64,18 @@ class MakeFixed:
         return make_fixed(envs, self.stops[design])
 
 
+@dataclass(frozen=True, eq=False)
 class MakeLearned:
     """Makes the controller that a run has learned."""
 
-    def __init__(self, config: RunConfig, weights: dict[str, Any]) -> None:
-        self._config = config
-        self._weights = to_bytes(State(weights))  # tensors would be shared, not copied
+    config: RunConfig
+    weights: dict[str, Tensor]
 
     def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
         """Return the controller."""
-        policy = make_policy(self._config, envs.slot_config)
-        policy.load_state_dict(from_bytes(self._weights).tensors)
-        return LearnedController(policy, deterministic=self._config.evaluation.deterministic)
+        policy = make_policy(self.config, envs.slot_config)
+        policy.load_state_dict(self.weights)
+        return LearnedController(policy, deterministic=self.config.evaluation.deterministic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,48 +107,54 @@ def in_groups(part: TrialPart, maximum: int) -> list[TrialPart]:
     return [replace(part, first=first, n_hosts=size) for first, size in pairs]
 
 
+Envs = dict[str, GrowthVectorEnv]
+"""Environments of earlier trials, which are used again."""
+
+_envs_of_worker: Envs = {}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Request:
-    """What a worker needs to know about a group of hosts in a trial."""
+    """What is needed to train a group of hosts in a trial."""
 
     config: RunConfig
-    task: Task | None
-    """The task of the run; None if the worker has to make it."""
     group: TrialPart
     is_final: bool
     make: MakeController | None
     """Makes the controller; None for the fixed schedule, read before each step."""
+    task: Task | None = None
+    """The task of the run; None if a worker has to make it."""
+    envs: Envs | None = None
+    """Environments that can be used; None for those of a worker."""
 
 
-def _run_group(
-    context: WorkerContext, request: _Request, payloads: Payloads
-) -> tuple[Any, dict[str, Payload]]:
+def _run_group(on_share: OnShare, request: _Request) -> Any:
     """Train a group of hosts; return results and actions, or the returns of the schedule."""
-    envs, seed = _find_envs(context, request), TRIAL_SEED + request.group.first
+    on_share(0.0)
+    envs, seed = _find_envs(request), TRIAL_SEED + request.group.first
     n_epochs = request.config.budget.n_epochs
     actions: list[Integers] = []
 
     def note(taken: Integers, _: StepResult) -> None:
-        context.check()
-        context.report(len(actions) / n_epochs)
+        on_share(len(actions) / n_epochs)
         actions.append(taken)
 
-    context.check()
     if request.make is None:
-        return returns_by_stop(envs, seed=seed, on_step=note), {}
+        return returns_by_stop(envs, seed=seed, on_step=note)
     controller = request.make(envs, request.group.design)
     results = run_episodes(envs, controller, seed=seed, on_step=note)
-    return (results, np.stack(actions, axis=1)), {}
+    return results, np.stack(actions, axis=1)
 
 
-def _find_envs(context: WorkerContext, request: _Request) -> GrowthVectorEnv:
-    """Return the environments of a group; those of earlier trials are used again."""
+def _find_envs(request: _Request) -> GrowthVectorEnv:
+    """Return the environments of a group, which those of earlier trials have too."""
     config, n_hosts, design = request.config, request.group.n_hosts, request.group.design
-    key = f"trial of {n_hosts} hosts of design {design}, {request.is_final=}"
-    if key not in context.held:
+    key = f"{n_hosts} hosts of design {design}, {request.is_final=}, {config}"
+    envs = _envs_of_worker if request.envs is None else request.envs
+    if key not in envs:
         task = (request.task or make_task_of_worker(config)).designs[design]
-        context.held[key] = make_trial_envs(config, task, n_hosts, is_final=request.is_final)
-    return context.held[key]
+        envs[key] = make_trial_envs(config, task, n_hosts, is_final=request.is_final)
+    return envs[key]
 
 
 class Trials:
@@ -184,7 +179,8 @@ class Trials:
             pool: Computes the trials; this process by default.
         """
         self._config, self._task, self._stop, self._is_final = config, task, stop, is_final
-        self._pool: Pool = InlinePool() if pool is None else pool
+        self._pool = pool or Pool()
+        self._envs: Envs = {}
         sizes = config.evaluation
         n_hosts = sizes.n_final_episodes if is_final else sizes.n_eval_episodes
         maximum = config.envs_per_shard or (config.envs if is_final else n_hosts)
@@ -227,23 +223,23 @@ class Trials:
         return [best_stop(np.concatenate(returns, axis=1)) for returns in found]
 
     def _run(self, make: MakeController | None, on_share: OnShare) -> list[Any]:
-        jobs = [
-            Job(
-                function=_run_group,
-                request=_Request(
-                    config=self._config,
-                    task=self._task if self._pool.is_local else None,
-                    group=group,
-                    is_final=self._is_final,
-                    make=make,
-                ),
-                name=f"a trial of {group.n_hosts} hosts",
+        own: dict[str, Any] = {"task": self._task, "envs": self._envs}
+        requests = [
+            _Request(
+                config=self._config,
+                group=group,
+                is_final=self._is_final,
+                make=make,
+                **(own if self._pool.is_local else {}),
             )
             for group in self._groups
         ]
-        show = total_share([group.n_hosts for group in self._groups], on_share)
-        results = self._pool.run(jobs, check=self._stop.check, on_share=show)
-        return [result.value for result in results]
+        jobs = [
+            Job(f"a trial of {size} hosts", _run_group, (request,), size)
+            for request in requests
+            for size in [request.group.n_hosts]
+        ]
+        return self._pool.run(jobs, check=self._stop.check, on_share=on_share)
 
 
 def join_results(parts: Sequence[EpisodeResults]) -> EpisodeResults:

@@ -9,9 +9,9 @@ from esper.config.checks import NonNegativeInt, check
 from esper.config.run import RunConfig
 from esper.errors import ConfigError
 from esper.formatting import many
-from esper.simic.rollout.jobs import InlinePool, Pool
 from esper.tasks import Task
 from esper.training.shards import plan_shards
+from esper.training.worker_pool import Pool, ProcessPool
 
 MIN_ENV_STEPS = 20_000
 """Fewer environment steps are done before more processes than one would pay."""
@@ -65,16 +65,14 @@ def choose_pool(
             raise ConfigError(
                 "workers is 0 and ray_address is given; a Ray cluster needs at least 1 worker."
             )
-        from esper.simic.rollout.ray_cluster import RayPool
+        from esper.training.ray_cluster import RayPool
 
         n_workers = workers or work.n_parts
         return RayPool(ray_address, n_workers, threads=work.threads, warm_up=work.warm_up)
     if workers is None:
         workers = _gainful_workers(work)
     if workers == 0:
-        return InlinePool()
-    from esper.simic.rollout.processes import ProcessPool
-
+        return Pool()
     return ProcessPool(workers, threads=work.threads, warm_up=work.warm_up)
 
 

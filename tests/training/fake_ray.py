@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,6 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
-class GetTimeoutError(RayError):
-    pass
-
-
 class ActorDiedError(RayError):
     pass
 
@@ -33,19 +30,21 @@ class Reference:
     """What a call returned or raised."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
+        self._future: Future[Any] = Future()
         try:
-            self.value, self.error = call(), None
-        except RayError as error:
-            self.value, self.error = None, error
+            self._future.set_result(call())
+        except Exception as error:
+            self._future.set_exception(error)
+
+    def future(self) -> Future[Any]:
+        return self._future
 
 
 class FakeRay(ModuleType):
     """Ray as far as Esper uses it; the attributes say what goes wrong."""
 
     __version__ = "2.60.0"
-    exceptions = SimpleNamespace(
-        RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError
-    )
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
     def __init__(self) -> None:
         super().__init__("ray")
@@ -83,14 +82,6 @@ class FakeRay(ModuleType):
             raise ObjectStoreFullError("no room")
         return Reference(lambda: value)
 
-    def get(self, reference: Reference, timeout: float | None = None) -> Any:
-        if reference.error is not None:
-            raise reference.error
-        return reference.value
-
-    def wait(self, references: list[Reference], **_: Any) -> tuple[list[Reference], list[Any]]:
-        return references, []
-
     def kill(self, actor: Any, **_: Any) -> None:
         self.n_killed += 1
 
@@ -105,7 +96,8 @@ class FakeRay(ModuleType):
         def call(*args: Any) -> Reference:
             planned = self.answers.get(name)
             if not planned:
-                return Reference(lambda: method(*args))
+                values = [a.future().result() if isinstance(a, Reference) else a for a in args]
+                return Reference(lambda: method(*values))
 
             def answer() -> Any:
                 if isinstance(value := planned.pop(0), Exception):

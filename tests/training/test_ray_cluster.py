@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simic.rollout.fake_ray import (
-    ActorDiedError,
-    FakeRay,
-    GetTimeoutError,
-    ObjectStoreFullError,
-    RayTaskError,
-)
-from tests.simic.rollout.test_worker_pool import double, fail, jobs_of
+import torch
 
 from esper.errors import ConfigError, WorkerError
-from esper.simic.rollout import ray_cluster
-from esper.simic.rollout.jobs import Job
-from esper.simic.rollout.ray_cluster import RayPool
+from esper.training import ray_cluster
+from esper.training.ray_cluster import RayPool
+from esper.training.worker_pool import Job
 from esper.version import __version__
+from tests.training.fake_ray import (
+    ActorDiedError,
+    FakeRay,
+    RayTaskError,
+)
+from tests.training.test_worker_pool import double, fail, jobs_of
 
 
 @pytest.fixture(autouse=True)
@@ -59,25 +58,23 @@ def free_port() -> int:
 def test_jobs_are_computed_by_actors(ray: FakeRay) -> None:
     pool = RayPool("local", 2)
     found = pool.run(jobs_of(5))
-    assert [result.value[0] for result in found] == [0, 2, 4, 6, 8]
-    for number, result in enumerate(found):
-        assert result.payloads["state"].state.tensors["x"].tolist() == [number + 1] * 3
-    assert ray.options["num_cpus"] >= 3
+    assert [twice for twice, _, _ in found] == [0, 2, 4, 6, 8]
+    for number, (_, tensor, _) in enumerate(found):
+        assert tensor.tolist() == [number + 1] * 3
+    assert ray.options["num_cpus"] >= 2
     assert pool.status().alive == 2
     assert ray.n_actors == 2
-    pool.run(jobs_of(2))
-    assert ray.n_actors == 3  # and a spare
     pool.close()
     assert not ray.is_connected
-    assert ray.n_killed == 3
+    assert ray.n_killed == 2
 
 
 def test_what_a_job_raises_is_raised_here(ray: FakeRay) -> None:
     pool = RayPool("local", 1)
     with pytest.raises(ConfigError, match="colour is 3"):
-        pool.run([Job(function=fail, request="esper")])
+        pool.run([Job("a job", fail, ("esper",))])
     with pytest.raises(RuntimeError, match="of seven") as caught:
-        pool.run([Job(function=fail, request="other")])
+        pool.run([Job("a job", fail, ("other",))])
     assert "ZeroDivisionError" in "".join(caught.value.__notes__)
     assert len(pool.run(jobs_of(2))) == 2
 
@@ -85,34 +82,15 @@ def test_what_a_job_raises_is_raised_here(ray: FakeRay) -> None:
 def test_a_dead_actor_is_replaced_and_its_job_repeated(ray: FakeRay) -> None:
     pool = RayPool("local", 1)
     ray.answers["compute"] = [ActorDiedError("gone"), ActorDiedError("gone")]
-    assert [result.value[0] for result in pool.run(jobs_of(2))] == [0, 2]
+    assert [twice for twice, _, _ in pool.run(jobs_of(2))] == [0, 2]
     assert pool.status().restarted == 2
 
 
-@pytest.mark.parametrize(
-    "answer", [ActorDiedError("gone"), ("lost", "ObjectLostError", {})], ids=["died", "lost"]
-)
-def test_a_job_that_ends_three_actors_is_given_up(ray: FakeRay, answer: Any) -> None:
+def test_a_job_that_ends_three_actors_is_given_up(ray: FakeRay) -> None:
     pool = RayPool("local", 1)
-    ray.answers["compute"] = [answer] * 3
-    with pytest.raises(WorkerError, match=r"shard 7.* 3 .*(ActorDiedError|ObjectLostError)"):
-        pool.run([Job(function=double, request=1, name="shard 7", payloads=jobs_of(1)[0].payloads)])
-
-
-def test_a_parcel_that_cannot_be_fetched_is_the_end_of_a_worker(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = RayPool("local", 1)
-    real, failures = ray.get, [ObjectStoreFullError("no room")]
-
-    def get(reference: Any, timeout: float | None = None) -> Any:
-        if isinstance(reference.value, bytes) and failures:
-            raise failures.pop()
-        return real(reference, timeout)
-
-    monkeypatch.setattr(ray, "get", get)
-    assert pool.run(jobs_of(1))[0].value[0] == 0
-    assert pool.status().restarted == 1
+    ray.answers["compute"] = [ActorDiedError("gone")] * 3
+    with pytest.raises(WorkerError, match=r"shard 7.* 3 .*ActorDiedError"):
+        pool.run([Job("shard 7", double, (1, torch.ones(3)))])
 
 
 def test_what_a_worker_cannot_even_begin_is_told_in_one_line(ray: FakeRay) -> None:
@@ -143,7 +121,7 @@ def test_other_software_on_the_cluster_is_refused(ray: FakeRay) -> None:
 @pytest.mark.parametrize(
     ("error", "match"),
     [
-        (GetTimeoutError("late"), "120 s.*ray status"),
+        (TimeoutError("late"), "120 s.*ray status"),
         (ActorDiedError("No module named 'esper'"), f"'esper'.*install Esper {__version__}"),
     ],
 )

@@ -13,15 +13,15 @@ import platform
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from esper.errors import WorkerError, message_of, summarize_error
-from esper.simic.rollout.jobs import Job, Payload, Result, WorkerContext, failure_of, prepare_worker
-from esper.simic.rollout.worker_pool import Failed, Message, WorkerDied, WorkerPool
+from esper.training.worker_pool import WorkerPool, compute, prepare_worker
 from esper.version import __version__
 
 INSTALL = "pip install 'esper-lite[ray]'"
@@ -64,25 +64,21 @@ class RayPool(WorkerPool):
         """
         super().__init__(n_workers)
         self._ray = _connect(address, n_workers)
+        self.deaths = (self._ray.exceptions.RayError,)
         n_cores = float(self._ray.cluster_resources().get("CPU", 1.0))
-        # A spare worker must fit too, or it would be started only when another has died.
-        share = min(1.0, int(100 * n_cores / (n_workers + 1)) / 100)
+        share = min(1.0, int(100 * n_cores / n_workers) / 100)
         kind = self._ray.remote(num_cpus=share, max_restarts=0, max_task_retries=0)(_Actor)
         self._make = lambda: kind.options(scheduling_strategy="SPREAD").remote(threads, warm_up)
         try:
-            _require_same_software(self._ray, first := self.make_worker())
+            self._workers[0] = first = self.make_worker()
+            _require_same_software(self._ray, first.started)
         except BaseException:
             self._ray.shutdown()
             raise
-        self._spares.append(first)
 
     def make_worker(self) -> RayWorker:
         """Start an actor."""
         return RayWorker(self._ray, self._make())
-
-    def wait(self, busy: Sequence[Any], seconds: float) -> None:
-        """Wait until one of these workers has a message or is dead, or for some seconds."""
-        self._ray.wait([worker.answer for worker in busy], num_returns=1, timeout=seconds)
 
     def close(self) -> None:
         """End all workers and leave the cluster."""
@@ -94,63 +90,39 @@ class RayWorker:
     """An actor, seen from the process that gives it jobs."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
-        self._ray, self.actor = ray, actor
-        self._started = actor.software.remote()
-        self.answer: Any = None
-        """What the actor's last job will return."""
+        self._ray, self._actor = ray, actor
+        self._answer = Future[bytes]()
+        self.started: Future[dict[str, str]] = actor.software.remote().future()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has started and can begin a job, as far as is known."""
+    def submit(self, job: bytes) -> Future[bytes]:
+        """Let the actor compute a job."""
         try:
-            return bool(self._ray.wait([self._started], timeout=0)[0] and self.software(0))
-        except self._ray.exceptions.RayError:
-            return False
-
-    def software(self, seconds: float) -> dict[str, str]:
-        """Return the versions that results depend on, once it has started."""
-        return self._ray.get(self._started, timeout=seconds)
-
-    def submit(self, job: Job) -> None:
-        """Start a job."""
-        for payload in job.payloads.values():
-            if payload.address is None:
-                payload.address = self._put(payload)
-        # In a list, a reference stays a reference: the worker fetches what it does not have.
-        addresses = {name: [payload.address] for name, payload in job.payloads.items()}
-        self.answer = self.actor.compute.remote(job.function, job.request, addresses)
-
-    def receive(self) -> Message | None:
-        """Return the next message; None if there is none yet."""
-        if not self._ray.wait([self.answer], timeout=0)[0]:
-            return None
-        try:
-            kind, value, payloads = self._ray.get(self.answer)
-        except self._ray.exceptions.RayTaskError as error:
-            raise WorkerError(f"a worker failed: {_cause_of(error)}") from error
-        except self._ray.exceptions.RayError as error:
-            # Also if the actor is only said to be unavailable: another begins anew.
-            raise WorkerDied(type(error).__name__) from None
-        if kind == "lost":
-            raise WorkerDied(value)
-        if kind == "failed":
-            return Failed(value)
-        return Result(value, {name: Payload(content) for name, content in payloads.items()})
-
-    def end(self) -> None:
-        """End the actor, whatever it is doing."""
-        with contextlib.suppress(Exception):  # it may be gone, and the cluster with it
-            self._ray.kill(self.actor, no_restart=True)
-
-    def _put(self, payload: Payload) -> Any:
-        try:
-            return self._ray.put(payload.bytes)
+            stored = self._ray.put(job)
         except self._ray.exceptions.RayError as error:
             raise WorkerError(
-                f"{len(payload.bytes):,} bytes do not fit into Ray's object store "
+                f"{len(job):,} bytes do not fit into Ray's object store "
                 f"({type(error).__name__}); give it more room (ray start --object-store-memory) or "
                 "use a smaller envs_per_shard."
             ) from error
+        self._answer = self._actor.compute.remote(stored).future()
+        return self._answer
+
+    def share(self) -> float:
+        """Return 0, because actors do not report their progress."""
+        return 0.0
+
+    def end(self) -> str:
+        """End the actor, whatever it is doing; return how its last job ended.
+
+        Raises:
+            WorkerError: If the actor could not even begin the job.
+        """
+        with contextlib.suppress(Exception):  # it may be gone, and the cluster with it
+            self._ray.kill(self._actor, no_restart=True)
+        error = self._answer.exception() if self._answer.done() else None
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            raise WorkerError(f"a worker failed: {_cause_of(error)}") from error
+        return type(error).__name__
 
 
 class _Actor:
@@ -158,29 +130,14 @@ class _Actor:
 
     def __init__(self, threads: int, warm_up: str) -> None:
         prepare_worker(threads, warm_up)
-        self._context = WorkerContext()
 
     def software(self) -> dict[str, str]:
         """Return the versions that results depend on."""
         return _software()
 
-    def compute(
-        self, function: Callable[..., Any], request: Any, addresses: Mapping[str, list[Any]]
-    ) -> tuple[str, Any, dict[str, bytes]]:
-        """Return the kind of the answer, its value and its payloads."""
-        ray: Any = importlib.import_module("ray")
-
-        def payload_at(address: Any) -> Payload:
-            return Payload(lambda: ray.get(address))
-
-        payloads = {name: payload_at(address) for name, (address,) in addresses.items()}
-        try:
-            value, made = function(self._context, request, payloads)
-            return "done", value, {name: payload.bytes for name, payload in made.items()}
-        except ray.exceptions.RayError as error:  # a payload cannot be fetched here
-            return "lost", type(error).__name__, {}
-        except Exception as error:
-            return "failed", failure_of(error), {}
+    def compute(self, job: bytes) -> bytes:
+        """Return the result of a job."""
+        return compute(job, lambda share: None)
 
 
 def _software() -> dict[str, str]:
@@ -191,11 +148,11 @@ def _software() -> dict[str, str]:
     }
 
 
-def _require_same_software(ray: Any, worker: RayWorker) -> None:
+def _require_same_software(ray: Any, started: Future[dict[str, str]]) -> None:
     """Reject a cluster whose software differs, because results would."""
     try:
-        theirs = worker.software(HELLO_SECONDS)
-    except ray.exceptions.GetTimeoutError:
+        theirs = started.result(HELLO_SECONDS)
+    except TimeoutError:
         raise WorkerError(
             f"no worker of the Ray cluster was ready within {HELLO_SECONDS:.0f} s; it may have no "
             "free CPU: see ray status."
@@ -228,7 +185,7 @@ def _connect(address: str, n_workers: int) -> Any:
         raise WorkerError("this process is connected to Ray already; call ray.shutdown() first.")
     options: dict[str, Any] = {"address": address}
     if address == "local":
-        n_cores = max(os.cpu_count() or 1, n_workers + 1)
+        n_cores = max(os.cpu_count() or 1, n_workers)
         options |= {"num_cpus": n_cores, "include_dashboard": False}
     try:
         with _kept_signal_handler(), _silenced():
