@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,14 +62,33 @@ class BlockCall:
         return block(*args, **kwargs)
 
 
+def main_output(output: Any) -> Tensor | None:
+    """Return the tensor that a block hands on: its output, or the first of several."""
+    if isinstance(output, (tuple, list)) and output:
+        output = cast(Sequence[Any], output)[0]
+    return output if isinstance(output, Tensor) else None
+
+
 def add_identities(
-    model: nn.Module, sites: Sequence[SlotSite], sample_input: Any
+    model: nn.Module,
+    sites: Sequence[SlotSite],
+    sample_input: Any,
+    *,
+    shares_arguments: bool = True,
 ) -> list[SlotSite]:
-    """Return sites with the way in which a copy of each block becomes the identity, if it can."""
+    """Return sites with the way in which a copy of each block becomes the identity, if it can.
+
+    Args:
+        model: The model.
+        sites: Blocks of it.
+        sample_input: Input for it.
+        shares_arguments: Whether a copy would be called by its block, with the same arguments; if
+            not, the model calls it as it calls others.
+    """
     blocks = {site.name: model.get_submodule(site.name) for site in sites}
     reasons = {site.name: _find_obstacle(model, site, blocks[site.name]) for site in sites}
     tried = {name: block for name, block in blocks.items() if not reasons[name]}
-    calls = record_blocks(model, tried, sample_input)
+    calls = record_blocks(model, tried, sample_input, shares_arguments=shares_arguments)
     done: list[SlotSite] = []
     known: dict[tuple[Any, ...], BlockIdentity] = {}
     """By class and layers; most models repeat a block."""
@@ -131,7 +150,11 @@ def _find_obstacle(model: nn.Module, site: SlotSite, block: nn.Module) -> str:
 
 
 def record_blocks(
-    model: nn.Module, blocks: Mapping[str, nn.Module], sample_input: Any
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    sample_input: Any,
+    *,
+    shares_arguments: bool = True,
 ) -> dict[str, BlockCall | str]:
     """Run a model and return copies of what each block is called with, or why there is none.
 
@@ -141,7 +164,8 @@ def record_blocks(
     done: dict[str, BlockCall | str] = {}
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        problem = _find_foreign(module, [*args, *kwargs.values()])
+        arguments = [*args, *kwargs.values()]
+        problem = _find_foreign(module, arguments) if shares_arguments else ""
         try:
             given[name] = problem or copy.deepcopy((args, kwargs))
         except Exception as error:
@@ -150,7 +174,10 @@ def record_blocks(
     def after(name: str, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
         found = given[name]
         # An operation in place may follow the block.
-        done[name] = found if isinstance(found, str) else BlockCall(*found, output=output.clone())
+        if isinstance(found, str) or main_output(output) is None:
+            done[name] = found if isinstance(found, str) else "it returns no tensor"
+        else:
+            done[name] = BlockCall(*found, output=cast(Tensor, main_output(output)).clone())
 
     if blocks:
         with (
@@ -270,7 +297,7 @@ class _Trial:
 
         modules = {name: part for name, part in module_names(self.twin) if name}
         with hooked(modules, before=note), recorded_calls(self.layers) as recorded:
-            result = self.call.run(self.twin, self.key, self.probes[0].clone())
+            result = main_output(self.call.run(self.twin, self.key, self.probes[0].clone()))
         outputs = {name: calls[-1].output for name, calls in recorded.items() if len(calls) == 1}
         return _LayerCalls(order, outputs, result)
 
@@ -287,10 +314,10 @@ class _Trial:
     def _keeps(self, probe: Tensor, tolerance: float) -> bool:
         given = probe.clone()
         version = given._version
-        output = self.call.run(self.twin, self.key, given)
+        output = main_output(self.call.run(self.twin, self.key, given))
         if given._version != version:
             raise RuntimeError("it changes its input in place")
-        if not isinstance(output, Tensor) or output.shape != probe.shape:
+        if output is None or output.shape != probe.shape:
             return False
         error = (output - probe).abs().max().item()
         return error <= tolerance * max(1.0, probe.abs().max().item())

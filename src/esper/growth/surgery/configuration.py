@@ -1,0 +1,214 @@
+"""Configurations that follow a change, so that a saved model is built at its new size.
+
+Transformers builds a model from its configuration alone. Which of its fields say how wide or deep a
+part is can't be told by their names, so it is tried: a field that holds the old size gets the new
+one, the model is built again without memory (on the meta device), and the names and shapes of its
+tensors are compared with those of the changed model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from esper.growth.surgery.edits import Edits
+
+MAX_STEPS, MAX_TRIALS = 6, 100
+"""Steps of the search for fields, and how many changes are tried in each, at most."""
+
+
+@dataclass(frozen=True)
+class SizeChange:
+    """A size of the model that has changed: units of a place or blocks of a list."""
+
+    before: int
+    after: int
+    sources: tuple[int, ...] = ()
+    """For blocks: the index that each block had before."""
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of a configuration, by the path to it, and a value to try."""
+
+    path: tuple[str, ...]
+    value: Any
+
+
+def has_configuration(model: nn.Module) -> bool:
+    """Return whether a model is built from a configuration, as Transformers' models are."""
+    config = getattr(model, "config", None)
+    return callable(getattr(config, "to_dict", None)) and hasattr(type(model), "from_pretrained")
+
+
+def follow_sizes(edits: Edits, changes: Sequence[SizeChange]) -> bool:
+    """Set the fields of a model's configuration that give its present size.
+
+    Returns:
+        Whether there are such fields; without them nothing is changed.
+    """
+    model: Any = edits.model
+    wanted = _shapes_of(model)
+    config = copy.deepcopy(model.config)
+    chosen: list[_Field] = []
+    score = _count_differences(model, config, wanted)
+    for _ in range(MAX_STEPS):
+        if score == 0:
+            break
+        best: tuple[int, list[_Field], Any] | None = None
+        for fields in islice(_options(config, changes), MAX_TRIALS):
+            trial = _with_fields(config, fields)
+            found = _count_differences(model, trial, wanted)
+            if found < (score if best is None else best[0]):
+                best = found, fields, trial
+            if found == 0:
+                break
+        if best is None:
+            return False
+        score, fields, config = best
+        chosen += fields
+    if score:
+        return False
+    for each in chosen:
+        _set_everywhere(edits, each)
+    return True
+
+
+def _build(model: nn.Module, config: Any) -> nn.Module:
+    """Return a model of the same class without memory."""
+    with torch.device("meta"):
+        return cast(Any, type(model))(copy.deepcopy(config))
+
+
+def rebuilt(model: nn.Module) -> nn.Module:
+    """Return the model that its configuration gives, with the same tensors, sharing their memory.
+
+    What it computes differs if a block depends on its index in a way that a copy does not.
+    """
+    twin = _build(model, cast(Any, model).config)
+    twin.load_state_dict(model.state_dict(), assign=True)
+    buffers = dict(model.named_buffers())
+    for name, buffer in list(twin.named_buffers()):
+        if buffer.is_meta:  # buffers that are not saved
+            path, _, own = name.rpartition(".")
+            twin.get_submodule(path).register_buffer(own, buffers[name], persistent=False)
+    return twin.train(model.training)
+
+
+def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _count_differences(model: nn.Module, config: Any, wanted: dict[str, tuple[int, ...]]) -> int:
+    """Return the tensors that differ if the model is built from a configuration."""
+    if config is None:
+        return len(wanted) + 1
+    try:
+        built = _shapes_of(_build(model, config))
+    # A class checks the values of its configuration in any way.
+    except Exception:
+        return len(wanted) + 1
+    names = wanted.keys() | built.keys()
+    return sum(wanted.get(name) != built.get(name) for name in names)
+
+
+def _options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field]]:
+    """Yield fields to change together, the likeliest first."""
+    leaves = list(_leaves(config, ()))
+    for change in changes:
+        longer = [
+            _Field(path, _like(value, [value[k] for k in change.sources]))
+            for path, value in leaves
+            if isinstance(value, (list, tuple))
+            and change.sources
+            and len(cast(Sequence[Any], value)) == change.before
+        ]
+        exact = [path for path, value in leaves if type(value) is int and value == change.before]
+        for path in exact:
+            if longer:
+                yield [_Field(path, change.after), *longer]
+            yield [_Field(path, change.after)]
+        if longer:
+            yield longer
+        yield from _list_options(leaves, change)
+        if not change.sources:
+            yield from _ratio_options(leaves, change)
+
+
+def _list_options(
+    leaves: Sequence[tuple[tuple[str, ...], Any]], change: SizeChange
+) -> Iterator[list[_Field]]:
+    """Yield lists with the size of one stage replaced, or of all that have it."""
+    for path, value in leaves:
+        if not isinstance(value, (list, tuple)):
+            continue
+        items = list(cast(Sequence[Any], value))
+        at = [k for k, item in enumerate(items) if type(item) is int and item == change.before]
+        for chosen in [[k] for k in at] + ([at] if len(at) > 1 else []):
+            new = [change.after if k in chosen else item for k, item in enumerate(items)]
+            yield [_Field(path, _like(value, new))]
+
+
+def _ratio_options(
+    leaves: Sequence[tuple[tuple[str, ...], Any]], change: SizeChange
+) -> Iterator[list[_Field]]:
+    factor = change.after / change.before
+    for path, value in leaves:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= 16:
+            scaled = value * factor
+            yield [_Field(path, int(scaled) if isinstance(value, int) else scaled)]
+    for path, value in leaves:
+        if value is None and "id" not in path[-1].split("_"):
+            yield [_Field(path, change.after)]
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    return tuple(items) if isinstance(value, tuple) else items
+
+
+def _leaves(config: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in list(cast(dict[str, Any], vars(config)).items()):
+        if name.startswith("_"):
+            continue
+        if callable(getattr(value, "to_dict", None)):
+            yield from _leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def _with_fields(config: Any, fields: Sequence[_Field]) -> Any:
+    """Return a copy of a configuration with other values; None if it does not allow them."""
+    twin = copy.deepcopy(config)
+    for each in fields:
+        owner = twin
+        for name in each.path[:-1]:
+            owner = getattr(owner, name)
+        try:
+            setattr(owner, each.path[-1], each.value)
+        # A configuration checks types and values in any way.
+        except Exception:
+            return None
+    return twin
+
+
+def _set_everywhere(edits: Edits, field: _Field) -> None:
+    """Set a field in the model's configuration and in the copies of it that its modules hold."""
+    owner: Any = cast(Any, edits.model).config
+    for name in field.path[:-1]:
+        owner = getattr(owner, name)
+    name, before = field.path[-1], getattr(owner, field.path[-1])
+    edits.set_attribute(owner, name, field.value)
+    done = {id(owner)}
+    for module in edits.model.modules():
+        other = module.__dict__.get("config")
+        if other is None or id(other) in done or type(other) is not type(owner):
+            continue
+        done.add(id(other))
+        if vars(other).get(name) == before:
+            edits.set_attribute(other, name, field.value)
