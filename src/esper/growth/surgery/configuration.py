@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from esper.growth.modules import named_modules
 from esper.growth.surgery.edits import Edits
 
 MAX_STEPS, MAX_TRIALS = 6, 100
@@ -75,8 +76,8 @@ def follow_sizes(edits: Edits, changes: Sequence[SizeChange]) -> bool:
         chosen += fields
     if score:
         return False
-    for each in chosen:
-        _set_everywhere(edits, each)
+    if chosen:
+        _set_fields(edits, _build(model, model.config), _build(model, config))
     return True
 
 
@@ -197,18 +198,20 @@ def _with_fields(config: Any, fields: Sequence[_Field]) -> Any:
     return twin
 
 
-def _set_everywhere(edits: Edits, field: _Field) -> None:
-    """Set a field in the model's configuration and in the copies of it that its modules hold."""
-    owner: Any = cast(Any, edits.model).config
-    for name in field.path[:-1]:
-        owner = getattr(owner, name)
-    name, before = field.path[-1], getattr(owner, field.path[-1])
-    edits.set_attribute(owner, name, field.value)
-    done = {id(owner)}
-    for module in edits.model.modules():
-        other = module.__dict__.get("config")
-        if other is None or id(other) in done or type(other) is not type(owner):
+def _set_fields(edits: Edits, before: nn.Module, after: nn.Module) -> None:
+    """Set what differs between two built models in the configurations of all modules."""
+    modules = [named_modules(each) for each in (edits.model, before, after)]
+    done: set[int] = set()
+    for name, module in modules[0].items():
+        config = module.__dict__.get("config")
+        others = [found[name].__dict__.get("config") for found in modules[1:] if name in found]
+        if config is None or id(config) in done or len(others) < 2 or None in others:
             continue
-        done.add(id(other))
-        if vars(other).get(name) == before:
-            edits.set_attribute(other, name, field.value)
+        done.add(id(config))
+        old, new = (dict(_leaves(other, ())) for other in others)
+        for path, value in new.items():
+            if path not in old or old[path] != value:
+                owner: Any = config
+                for part in path[:-1]:
+                    owner = getattr(owner, part)
+                edits.set_attribute(owner, path[-1], value)
