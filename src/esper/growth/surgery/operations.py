@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from esper.errors import SurgeryError, did_you_mean, summarize_error, type_of
 from esper.growth.dry_run import SampleInput, call_model, tensors_in
 from esper.growth.host_slots import own_slots, unwrapped
-from esper.growth.modules import count_parameters, named_tensors, unchanged_buffers
+from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
+from esper.growth.residual_blocks import NORM_TOLERANCE
 from esper.growth.sharding import find_mesh
 from esper.growth.surgery.blocks import BlockList, add_blocks, find_block_lists
 from esper.growth.surgery.carrying import as_list, carry_optimizers, own_module
@@ -68,8 +69,6 @@ class Plan(ABC):
 
     verb: str
     """What it does, as a participle."""
-    may_differ = False
-    """Whether the outputs may change."""
     groups: Sequence[Any]
     """What can be changed; each has a ``name``."""
     problems: Mapping[str, str]
@@ -82,6 +81,10 @@ class Plan(ABC):
     def variants(self) -> list[Plan]:
         """Return the ways of changing the model, the best one first."""
         return [self]
+
+    def tolerance(self, chosen: Sequence[Any]) -> float:
+        """Return the relative difference of outputs that a change may cause, beyond rounding."""
+        return 0.0
 
     @abstractmethod
     def apply(
@@ -159,8 +162,12 @@ class Deepening(Plan):
         self.problems = problems
         self.groups = _stacks(found)
         self._by, self._to, self._is_identity = by, to, is_identity
-        self.may_differ = not is_identity
         self._period = 1
+
+    def tolerance(self, chosen: Sequence[BlockList]) -> float:
+        """Allow for the epsilon of norms that copies end in, and for copies with weights."""
+        has_norms = any(each.norms for blocks in chosen for each in blocks.identities.values())
+        return (NORM_TOLERANCE if has_norms else 0.0) if self._is_identity else math.inf
 
     def variants(self) -> list[Plan]:
         """Copy block by block, or two blocks at a time if they take turns."""
@@ -235,7 +242,8 @@ class Operation:
                     f"{type(self.model).__name__}; give the one that trains it."
                 )
         self._before = self._run_model()
-        if self._difference() > tolerance_for(self._before):
+        again = self._run_model(seed=1)
+        if largest_difference(self._before, again) > tolerance_for(self._before):
             raise SurgeryError(
                 f"{type(self.model).__name__} returns other values each time that it is run, so "
                 "nothing can be compared; switch off what is random in it."
@@ -256,7 +264,7 @@ class Operation:
             plan.apply(edits[0], chosen, None)
             if has_configuration(self.model):
                 follow_sizes(edits[0], [plan.size(each) for each in chosen])
-            difference = self._compare(plan)
+            difference = self._compare(plan, chosen)
             carry_optimizers(edits[0], self._optimizers)
             for average in self._averages:
                 edits.append(Edits(average))
@@ -327,7 +335,7 @@ class Operation:
             return False
         return largest_difference(own, other) <= tolerance_for(own)
 
-    def _compare(self, plan: Plan) -> float:
+    def _compare(self, plan: Plan, chosen: Sequence[Any]) -> float:
         """Return how much the outputs have changed.
 
         Raises:
@@ -337,7 +345,7 @@ class Operation:
             difference = self._difference()
         except SurgeryError as error:
             raise SurgeryError(f"the model cannot be {plan.verb}: {error}") from error
-        if difference > tolerance_for(self._before) and not plan.may_differ:
+        if difference > max(tolerance_for(self._before), plan.tolerance(chosen)):
             raise SurgeryError(
                 f"the model cannot be {plan.verb}: its outputs would differ by {difference:.0e} of "
                 "the largest. Nothing has changed; name single places in at= to find which."
@@ -347,14 +355,14 @@ class Operation:
     def _difference(self) -> float:
         return largest_difference(self._before, self._run_model())
 
-    def _run_model(self, other: nn.Module | None = None) -> list[Tensor]:
+    def _run_model(self, other: nn.Module | None = None, *, seed: int = 0) -> list[Tensor]:
         model = self.model if other is None else other
         try:
             with (
                 evaluation_mode(model),
                 unchanged_buffers(model),
                 torch.no_grad(),
-                torch.random.fork_rng(devices=[]),
+                seeded(seed),
             ):
                 outputs = tensors_in(call_model(model, self.sample_input))
         except Exception as error:
