@@ -244,7 +244,7 @@ class _Trial:
 
         ``hint`` is that of another block of the same class, which saves the search if it holds.
         """
-        tolerance = 64 * torch.finfo(self.call.output.dtype).eps
+        tolerance = _sum_tolerance(self.call.output.dtype)
 
         def holds(names: Sequence[str]) -> bool:
             return self._is_identity(names, (), tolerance)
@@ -270,9 +270,10 @@ class _Trial:
         write_affine(self.layers[last], 1.0, 0.0)
         self.probes = [self.layers[last](probe) for probe in self.probes]
         layers = [name for name in order if name not in norms]
+        tolerance = _norm_tolerance(self.call.output.dtype)
 
         def holds(zeroed: Sequence[str], reset: Sequence[str]) -> bool:
-            return self._is_identity(zeroed, [*reset, last], NORM_TOLERANCE)
+            return self._is_identity(zeroed, [*reset, last], tolerance)
 
         if not holds(layers, inner):
             return None
@@ -369,7 +370,8 @@ def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: li
     twin = BlockCopy(copy_plain(block), site.identity, site.input_key)
     norm = block.get_submodule(site.identity.norms[-1]) if site.identity.norms else None
     kept = None if norm is None else (twin.scale, twin.shift)
-    tolerance = NORM_TOLERANCE if norm is not None else 64 * torch.finfo(before[0].dtype).eps
+    dtype = before[0].dtype
+    tolerance = _sum_tolerance(dtype) if norm is None else _norm_tolerance(dtype)
     with unchanged_buffers(model), inserted_entry(place, twin.block):
         if norm is not None:
             write_affine(norm, 1.0, 0.0)
@@ -386,6 +388,16 @@ def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: li
     if any(len(calls[name]) != 1 for name in entries):
         return False
     return _same_outputs(before, tensors_in(calls[""][0].output), tolerance)
+
+
+def _sum_tolerance(dtype: torch.dtype) -> float:
+    """Return the largest error of ``x + 0``, which is exact in types with few digits, too."""
+    return 64 * min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+
+
+def _norm_tolerance(dtype: torch.dtype) -> float:
+    """Return the largest error of a norm that is applied to what it has normalized."""
+    return max(NORM_TOLERANCE, 2 * torch.finfo(dtype).eps)
 
 
 def _run(model: nn.Module, sample_input: Any) -> list[Tensor]:
