@@ -345,9 +345,7 @@ def _from_pretrained(
         raise
     except Exception as error:  # damaged files give errors of many kinds
         reason = f"{type(error).__name__}: {message_of(error)}"[:_MAX_REASON].rstrip(".")
-        raise SavedModelError(
-            f"{folder} cannot be loaded as {cls.__name__} ({reason})."
-        ) from error
+        raise SavedModelError(f"{folder} cannot be loaded as {cls.__name__} ({reason}).") from error
     return model.eval(), info
 
 
@@ -383,7 +381,9 @@ def _describe(
     for row in changes["deepen"].places if "deepen" in changes else ():
         container = row.place.removesuffix("*").removesuffix(".")
         start = f"{container}." if container else ""
-        indices = {name.removeprefix(start).partition(".")[0] for name in new if name.startswith(start)}
+        indices = {
+            name.removeprefix(start).partition(".")[0] for name in new if name.startswith(start)
+        }
         blocks[container] = sorted(map(int, indices))
     widened = changes["widen"].new_names() if "widen" in changes else []
     return {

@@ -146,3 +146,34 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + self.mlp(x)) if self.is_post else x + self.mlp(self.norm(x))
+
+
+class Attention(nn.Module):
+    """Attention with query heads that share keys and values, and three ways to compute them."""
+
+    def __init__(self, n_heads: int, n_shared: int, way: str, *, size: int = 4) -> None:
+        super().__init__()
+        self.n_heads, self.n_shared, self.way, self.size = n_heads, n_shared, way, size
+        self.norm = nn.LayerNorm(6)
+        if way == "apart":
+            self.queries = nn.Linear(6, n_heads * size)
+            self.keys = nn.Linear(6, n_shared * size, bias=False)
+            self.values = nn.Linear(6, n_shared * size)
+        else:
+            self.all = nn.Linear(6, (n_heads + 2 * n_shared) * size)
+        self.out = nn.Linear(n_heads * size, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, counts = self.norm(x), [self.n_heads, self.n_shared, self.n_shared]
+        if self.way == "apart":
+            parts = [layer(y) for layer in (self.queries, self.keys, self.values)]
+        elif self.way == "in a row":
+            parts = list(self.all(y).split([n * self.size for n in counts], dim=-1))
+        else:  # head by head
+            heads = self.all(y).unflatten(-1, (self.n_shared, -1, self.size))
+            parts = [part.flatten(-3) for part in heads.split([heads.shape[-2] - 2, 1, 1], dim=-2)]
+        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
+        shared = self.n_heads // self.n_shared
+        k, v = (part.repeat_interleave(shared, dim=1) for part in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import esper
 from esper.errors import SurgeryError
 from tests.growth.surgery.networks import (
+    Attention,
     Encoder,
     FusedGate,
     Gated,
@@ -98,6 +99,25 @@ def test_units_that_are_concatenated_or_flattened_stay_at_their_place() -> None:
     esper.widen(model, 1.5, sample_input=x)
     assert shapes(model) == shapes(Joined(6, 9))
     assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", ["apart", "in a row", "head by head"])
+@pytest.mark.parametrize(("n_heads", "n_shared"), [(3, 3), (4, 2), (6, 2)])
+def test_attention_gets_more_heads(way: str, n_heads: int, n_shared: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 7, 6, dtype=torch.float64)
+    model = settle(Attention(n_heads, n_shared, way).double(), x)
+    before = model(x)
+    change = esper.widen(model, 2.0, sample_input=x)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    wider = Attention(2 * n_heads, 2 * n_shared, way)
+    assert shapes(model) == shapes(wider)
+    assert (model.n_heads, model.n_shared) == (wider.n_heads, wider.n_shared)
+    (row,) = change.places
+    assert (row.before, row.after, row.unit) == (n_heads, 2 * n_heads, "heads")
+    with torch.no_grad():  # as long as the new heads are not read, they may hold anything
+        model.get_parameter("out.weight")[:, n_heads * 4 :] = 0.1
+    assert not torch.allclose(model(x), before, atol=1e-3)
 
 
 def test_old_units_get_the_gradients_that_they_got_before() -> None:

@@ -9,9 +9,8 @@ tensors are compared with those of the changed model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -20,8 +19,8 @@ from torch import nn
 from esper.growth.modules import named_modules
 from esper.growth.surgery.edits import Edits
 
-MAX_STEPS, MAX_TRIALS = 6, 100
-"""Steps of the search for fields, and how many changes are tried in each, at most."""
+MAX_BUILDS, MAX_BRANCHES = 200, 2
+"""Models that a search builds, and changes of a field that it goes on from, at most."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class SizeChange:
     after: int
     sources: tuple[int, ...] = ()
     """For blocks: the index that each block had before."""
+    fixed: tuple[tuple[str, int], ...] = ()
+    """Fields that must keep a value that would otherwise follow from the size."""
 
 
 @dataclass(frozen=True)
@@ -48,37 +49,73 @@ def has_configuration(model: nn.Module) -> bool:
     return callable(getattr(config, "to_dict", None)) and hasattr(type(model), "from_pretrained")
 
 
-def follow_sizes(edits: Edits, changes: Sequence[SizeChange]) -> bool:
+def follow_sizes(
+    edits: Edits, changes: Sequence[SizeChange], check: Callable[[], bool] = lambda: True
+) -> bool:
     """Set the fields of a model's configuration that give its present size.
+
+    Args:
+        edits: The changes of the model; those of its configuration are added.
+        changes: The sizes that have changed.
+        check: Returns whether the configuration is right; others that give the same shapes are
+            tried if it is not.
 
     Returns:
         Whether there are such fields; without them nothing is changed.
     """
     model: Any = edits.model
-    wanted = _shapes_of(model)
-    config = copy.deepcopy(model.config)
-    chosen: list[_Field] = []
-    score = _count_differences(model, config, wanted)
-    for _ in range(MAX_STEPS):
+    before = _build(model, model.config)
+    search = _Search(model, changes)
+    for config in search.find(model.config):
+        changed = Edits(model)
+        _set_fields(changed, before, _build(model, config))
+        if check():
+            edits.undo_list.extend(changed.undo_list)
+            return True
+        changed.undo()
+    return False
+
+
+class _Search:
+    """A search for configurations that give the shapes of a model."""
+
+    def __init__(self, model: nn.Module, changes: Sequence[SizeChange]) -> None:
+        self._model, self._changes = model, changes
+        self._wanted = _shapes_of(model)
+        self._n_left = MAX_BUILDS
+
+    def find(self, config: Any, score: int | None = None) -> Iterator[Any]:
+        """Yield such configurations; each step changes what brings most tensors into line."""
+        if score is None:
+            score = self._count_differences(config)
         if score == 0:
-            break
-        best: tuple[int, list[_Field], Any] | None = None
-        for fields in islice(_options(config, changes), MAX_TRIALS):
-            trial = _with_fields(config, fields)
-            found = _count_differences(model, trial, wanted)
-            if found < (score if best is None else best[0]):
-                best = found, fields, trial
-            if found == 0:
+            yield config
+            return
+        found: list[tuple[int, Any]] = []
+        for fields in _options(config, self._changes):
+            if self._n_left == 0:
                 break
-        if best is None:
-            return False
-        score, fields, config = best
-        chosen += fields
-    if score:
-        return False
-    if chosen:
-        _set_fields(edits, _build(model, model.config), _build(model, config))
-    return True
+            trial = _with_fields(config, fields)
+            count = self._count_differences(trial)
+            if count == 0:
+                yield trial
+            elif count < score:
+                found.append((count, trial))
+        for count, trial in sorted(found, key=lambda pair: pair[0])[:MAX_BRANCHES]:
+            yield from self.find(trial, count)
+
+    def _count_differences(self, config: Any) -> int:
+        """Return the tensors that differ if the model is built from a configuration."""
+        self._n_left -= 1
+        if config is None:
+            return len(self._wanted) + 1
+        try:
+            built = _shapes_of(_build(self._model, config))
+        # A class checks the values of its configuration in any way.
+        except Exception:
+            return len(self._wanted) + 1
+        names = self._wanted.keys() | built.keys()
+        return sum(self._wanted.get(name) != built.get(name) for name in names)
 
 
 def _build(model: nn.Module, config: Any) -> nn.Module:
@@ -106,22 +143,10 @@ def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _count_differences(model: nn.Module, config: Any, wanted: dict[str, tuple[int, ...]]) -> int:
-    """Return the tensors that differ if the model is built from a configuration."""
-    if config is None:
-        return len(wanted) + 1
-    try:
-        built = _shapes_of(_build(model, config))
-    # A class checks the values of its configuration in any way.
-    except Exception:
-        return len(wanted) + 1
-    names = wanted.keys() | built.keys()
-    return sum(wanted.get(name) != built.get(name) for name in names)
-
-
 def _options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field]]:
     """Yield fields to change together, the likeliest first."""
-    leaves = list(_leaves(config, ()))
+    fixed = {name for change in changes for name, _ in change.fixed}
+    leaves = [(path, value) for path, value in _leaves(config, ()) if path[-1] not in fixed]
     for change in changes:
         longer = [
             _Field(path, _like(value, [value[k] for k in change.sources]))
@@ -132,6 +157,8 @@ def _options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field
         ]
         exact = [path for path, value in leaves if type(value) is int and value == change.before]
         for path in exact:
+            for name, value in change.fixed:
+                yield [_Field(path, change.after), _Field((*path[:-1], name), value)]
             if longer:
                 yield [_Field(path, change.after), *longer]
             yield [_Field(path, change.after)]

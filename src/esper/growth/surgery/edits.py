@@ -99,10 +99,13 @@ class Edits:
             self.on_undo(lambda attribute=attribute, old=old: setattr(module, attribute, old))
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of any object."""
-        old = getattr(owner, name)
+        """Set an attribute of any object, which it need not have yet."""
+        if hasattr(owner, name):
+            old = getattr(owner, name)
+            self.on_undo(lambda: setattr(owner, name, old))
+        else:
+            self.on_undo(lambda: delattr(owner, name))
         setattr(owner, name, value)
-        self.on_undo(lambda: setattr(owner, name, old))
 
 
 @torch.no_grad()
@@ -141,6 +144,10 @@ def add_units(
         edits.replace(name, new, indices)
     for name in dict.fromkeys(name.rpartition(".")[0] for name in found):
         edits.update_sizes(name)
+    for place, n_new in counts.items():
+        for name, attribute, per_unit in place.sizes:
+            owner = edits.model.get_submodule(name)
+            edits.set_attribute(owner, attribute, getattr(owner, attribute) + n_new * per_unit)
 
 
 def expanded(old: Tensor, indices: OldIndices, like: Tensor, fill: Any = 0) -> Tensor:

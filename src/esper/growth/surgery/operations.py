@@ -45,7 +45,7 @@ class ChangedPlace:
     before: int
     after: int
     unit: str
-    """What is counted: "units" or "blocks"."""
+    """What is counted: "units", "heads" or "blocks"."""
     members: int
     """How many places grew alike."""
     parameters: int
@@ -93,8 +93,8 @@ class Plan(ABC):
         """Change some groups together; new values may be taken from a model that has them."""
 
     @abstractmethod
-    def size(self, group: Any) -> SizeChange:
-        """Return the size of a group before and after."""
+    def sizes(self, group: Any) -> list[SizeChange]:
+        """Return the sizes of a group before and after, what users know it by first."""
 
     @abstractmethod
     def row(self, group: Any, edits: Edits) -> ChangedPlace:
@@ -125,9 +125,17 @@ class Widening(Plan):
         counts = {place: self._n_new(group) for group in chosen for place in group.places}
         add_units(edits, counts, generator=self._generator, source=source)
 
-    def size(self, group: Group) -> SizeChange:
-        """Return the units of each place before and after."""
-        return SizeChange(group.units, group.units + self._n_new(group))
+    def sizes(self, group: Group) -> list[SizeChange]:
+        """Return the units or heads of each place before and after."""
+        n_new, heads = self._n_new(group), group.heads
+        if heads is None:
+            return [SizeChange(group.units, group.units + n_new)]
+        fixed = (("head_dim", heads.size),)
+        factors = (heads.per_unit, 1, heads.per_unit * heads.size, heads.size)
+        return [
+            SizeChange(group.units * k, (group.units + n_new) * k, fixed=fixed)
+            for k in dict.fromkeys(factors)
+        ]
 
     def row(self, group: Group, edits: Edits) -> ChangedPlace:
         """Return what became of a group; weights between two new units count for both."""
@@ -142,8 +150,8 @@ class Widening(Plan):
                     for axis, size in enumerate(each.new.shape)
                 ]
                 n_new += each.new.numel() - math.prod(old)
-        size = self.size(group)
-        return ChangedPlace(group.name, size.before, size.after, "units", len(group.places), n_new)
+        size, unit = self.sizes(group)[0], "units" if group.heads is None else "heads"
+        return ChangedPlace(group.name, size.before, size.after, unit, len(group.places), n_new)
 
     def _n_new(self, group: Group) -> int:
         return max(1, round(group.units * (self._factor - 1.0)))
@@ -183,19 +191,19 @@ class Deepening(Plan):
             add_blocks(
                 edits,
                 blocks,
-                self.size(blocks).sources,
+                self.sizes(blocks)[0].sources,
                 is_identity=self._is_identity,
                 has_own_config=not has_configuration(edits.model),
             )
 
-    def size(self, group: BlockList) -> SizeChange:
+    def sizes(self, group: BlockList) -> list[SizeChange]:
         """Return the length of a list before and after."""
         sources = group.spread(self._n_new(group), self._period)
-        return SizeChange(group.length, len(sources), sources)
+        return [SizeChange(group.length, len(sources), sources)]
 
     def row(self, group: BlockList, edits: Edits) -> ChangedPlace:
         """Return what became of a list."""
-        size = self.size(group)
+        (size,) = self.sizes(group)
         entries = list(edits.model.get_submodule(group.container).children())
         copies = [k for k, index in enumerate(size.sources) if index in size.sources[:k]]
         n_new = sum(count_parameters(entries[k]) for k in copies)
@@ -263,7 +271,8 @@ class Operation:
         try:
             plan.apply(edits[0], chosen, None)
             if has_configuration(self.model):
-                follow_sizes(edits[0], [plan.size(each) for each in chosen])
+                sizes = [size for each in chosen for size in plan.sizes(each)]
+                follow_sizes(edits[0], sizes, lambda: self._loads_alike(edits[0]))
             difference = self._compare(plan, chosen)
             carry_optimizers(edits[0], self._optimizers)
             for average in self._averages:
@@ -312,10 +321,10 @@ class Operation:
         edits = Edits(self.model)
         try:
             plan.apply(edits, chosen, None)
-            sizes = [plan.size(each) for each in chosen]
+            sizes = [size for each in chosen for size in plan.sizes(each)]
             if any(size.before == size.after for size in sizes):
                 return False
-            return follow_sizes(edits, sizes) and self._loads_alike(edits)
+            return follow_sizes(edits, sizes, lambda: self._loads_alike(edits))
         finally:
             edits.undo()
 
@@ -323,16 +332,19 @@ class Operation:
     def _loads_alike(self, edits: Edits) -> bool:
         """Compare the model with one that is built anew, with new parts that have an effect."""
         generator = torch.Generator().manual_seed(0)
-        for each in edits.replaced:
-            if each.has_new_entries and each.new.is_floating_point():
-                noise = torch.randn(each.new.shape, generator=generator)
-                each.new.add_(0.1 * noise.to(each.new))
+        new = [each.new for each in edits.replaced if each.has_new_entries]
+        values = [tensor.detach().clone() for tensor in new]
+        for tensor in new:
+            tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator).to(tensor))
         try:
             twin = rebuilt(self.model)
             own, other = self._run_model(), self._run_model(twin)
         # A class may be built or loaded in a way of its own; then nothing is known.
         except Exception:
             return False
+        finally:
+            for tensor, value in zip(new, values, strict=True):
+                tensor.copy_(value)
         return largest_difference(own, other) <= tolerance_for(own)
 
     def _compare(self, plan: Plan, chosen: Sequence[Any]) -> float:

@@ -24,6 +24,16 @@ MAX_WRITERS, MAX_READERS = 2, 3
 
 
 @dataclass(frozen=True)
+class Heads:
+    """The heads of an attention layer. A unit is a key-value head with its query heads."""
+
+    per_unit: int
+    """Query heads that share the keys and values of one unit."""
+    size: int
+    """Entries of each head."""
+
+
+@dataclass(frozen=True)
 class Place:
     """Hidden units of a model, with all tensors that have entries for them."""
 
@@ -35,6 +45,10 @@ class Place:
     readers: tuple[str, ...]
     """Names of the layers that read them."""
     name: str = ""
+    heads: Heads | None = None
+    """How the units are heads of an attention layer; None if they are plain units."""
+    sizes: tuple[tuple[str, str, int], ...] = ()
+    """Attributes that count what units have: module, attribute, and how much each unit has."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -53,6 +67,11 @@ class Group:
     def units(self) -> int:
         """Hidden units of each place."""
         return self.places[0].units
+
+    @property
+    def heads(self) -> Heads | None:
+        """How the units are heads of attention layers; None if they are plain units."""
+        return self.places[0].heads
 
 
 def common_module(names: Sequence[str]) -> str:
@@ -108,7 +127,7 @@ def group_places(model: nn.Module, places: Iterable[Place]) -> list[Group]:
         # Places that reach from one block into another are not part of either.
         is_inside = star(around, entries) != around
         shown = tuple(star(layer, entries) for layer in place.layers) if is_inside else place.layers
-        key = shown, place.units, tuple(_relative(place))
+        key = shown, place.units, place.heads, tuple(_relative(place))
         found.setdefault(key, []).append(place)
     return [Group(_group_name([p.name for p in same]), tuple(same)) for same in found.values()]
 

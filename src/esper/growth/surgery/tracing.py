@@ -25,19 +25,28 @@ from esper.errors import summarize_error
 from esper.growth.dry_run import Call, call_model, hooked, recorded_calls, tensors_in
 from esper.growth.modules import module_names, named_modules, unchanged_buffers
 from esper.growth.surgery.edits import Edits, add_units
+from esper.growth.surgery.heads import HeadLayout, find_head_layout
 from esper.growth.surgery.layers import (
     Entries,
     Role,
     count_units,
     is_keeper,
     is_reader,
+    is_recurrent,
     is_writer,
     keeps,
     reads,
     unit_axis,
     writes,
 )
-from esper.growth.surgery.places import Place, name_places, outer_block, repeated_entries, star
+from esper.growth.surgery.places import (
+    Place,
+    common_module,
+    name_places,
+    outer_block,
+    repeated_entries,
+    star,
+)
 from esper.modes import evaluation_mode
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -81,6 +90,8 @@ class PlaceFinder:
         self.sample_input = sample_input
         self.problems: dict[str, str] = {}
         """Why units cannot be added to a writer, by its name."""
+        self._mixed: dict[str, list[str]] = {}
+        """Writers whose units may be heads, by the layer that reads them."""
         self._modules = {name: module for name, module in named_modules(model).items() if name}
         self._layers = {
             name: module
@@ -110,19 +121,29 @@ class PlaceFinder:
                 alike.setdefault(key, []).append(name)
         others = {first: rest for first, *rest in alike.values()}
         found: list[Place] = []
+
+        def add_copies(place: Place) -> bool:
+            """Add the same place in blocks like its own; return whether it lies in one."""
+            inside = {outer_block(layer, blocks) for layer in place.layers}
+            if len(inside) > 1 or "" in inside:
+                return False
+            (block,) = inside
+            moved = [_moved(place, block, name) for name in others[place.writers[0]]]
+            found.extend([place, *(copy for copy in moved if self._fits(copy, place))])
+            return True
+
         apart: list[_Reach] = []
         for same in _merge(self._trace_all(others)):
             place = self._try(same)
-            inside = {outer_block(layer, blocks) for layer in _layers_of(place)}
-            if isinstance(place, Place) and len(inside) == 1 and "" not in inside:
+            if not isinstance(place, Place) or not add_copies(place):
+                apart += same
+                apart += self._trace_all(name for reach in same for name in others[reach.writer])
+        placed = {name for place in found for name in place.writers}
+        for place in self._find_heads(placed):
+            if not add_copies(place):
                 found.append(place)
-                # What stays inside a block that repeats is the same in blocks like it.
-                (block,) = inside
-                moved = [_moved(place, block, name) for name in others[same[0].writer]]
-                found += [copy for copy in moved if self._fits(copy, place)]
-                continue
-            apart += same
-            apart += self._trace_all(name for reach in same for name in others[reach.writer])
+        placed = {name for place in found for name in place.writers}
+        apart = [reach for reach in apart if reach.writer not in placed]
         for same in _merge(apart):
             place = self._try(same)
             if isinstance(place, Place):
@@ -169,6 +190,8 @@ class PlaceFinder:
                 traces[unit] = self._trace(name, unit)
             except Exception as error:
                 return f"the model fails if {name!r} returns NaN ({summarize_error(error)})."
+            if unit == 0:
+                self._note_mixed(name, traces[0])
             problem = self._find_trace_problem(name, traces[unit])
             if problem is not None:
                 return problem
@@ -187,6 +210,75 @@ class PlaceFinder:
             places[layer] = located
         crossed = frozenset(traces[0].crossed)
         return _Reach(name, units, blocks, places, crossed)
+
+    def _note_mixed(self, name: str, trace: _Trace) -> None:
+        """Remember a writer whose first unit arrives at one reader alone; it may have heads."""
+        if len(trace.positions) == 1 and not trace.is_in_output:
+            (reader,) = trace.positions
+            if is_reader(self._layers[reader]) and not self._find_layer_problem(reader):
+                self._mixed.setdefault(reader, []).append(name)
+
+    def _find_heads(self, placed: set[str]) -> list[Place]:
+        """Return the heads of attention layers, of writers that were traced and have no place."""
+        found: list[Place] = []
+        for reader, writers in self._mixed.items():
+            mixed = [name for name in writers if name not in placed]
+
+            def reach(name: str, row: int, reader: str = reader) -> frozenset[int]:
+                return self._trace(name, row).positions.get(reader, frozenset())
+
+            if not mixed or is_recurrent(self._layers[reader]):
+                continue
+            sizes = {name: count_units(self._layers[name]) for name in mixed}
+            (read,) = reads(self._layers[reader])
+            n_read = _tensor(self.model, f"{reader}.{read.tensor}").shape[read.axis]
+            layout = find_head_layout(n_read, sizes, reach)
+            if layout is None:
+                continue
+            place = self._head_place(reader, layout)
+            for sizes_too in (True, False):
+                trial = replace(place, sizes=self._head_sizes(place) if sizes_too else ())
+                if self._find_trial_problem(trial) is None:
+                    found.append(trial)
+                    for name in layout.starts:
+                        self.problems.pop(name, None)
+                    break
+        return found
+
+    def _head_place(self, reader: str, layout: HeadLayout) -> Place:
+        entries: list[Entries] = []
+        for name, starts in layout.starts.items():
+            for each in writes(self._layers[name]):
+                tensor = f"{name}.{each.tensor}"
+                entries += [replace(each, tensor=tensor, start=s, size=n) for s, n in starts]
+        per_unit = layout.heads.per_unit * layout.heads.size
+        for each in reads(self._layers[reader]):
+            entries.append(replace(each, tensor=f"{reader}.{each.tensor}", size=per_unit))
+        return Place(
+            units=layout.units,
+            entries=tuple(entries),
+            writers=tuple(name for name in self._modules if name in layout.starts),
+            readers=(reader,),
+            heads=layout.heads,
+        )
+
+    def _head_sizes(self, place: Place) -> tuple[tuple[str, str, int], ...]:
+        """Return the attributes of the attention layer that count heads or their entries."""
+        assert place.heads is not None
+        n, size = place.heads.per_unit, place.heads.size
+        counts = {place.units * size: size, place.units * n * size: n * size}
+        heads = {place.units: 1, place.units * n: n}
+        found: list[tuple[str, str, int]] = []
+        parents = {name.rpartition(".")[0] for name in (*place.writers, *place.readers)}
+        for name in sorted({*parents, common_module(place.layers)}):
+            for attribute, value in vars(self.model.get_submodule(name)).items():
+                if type(value) is not int:
+                    continue
+                is_count = "dim" in attribute or "size" in attribute
+                per_unit = (counts if is_count else {**counts, **heads}).get(value)
+                if per_unit is not None:
+                    found.append((name, attribute, per_unit))
+        return tuple(found)
 
     def _find_layer_problem(self, name: str) -> str | None:
         module, calls = self._layers[name], self._calls[name]
@@ -386,10 +478,6 @@ def _merge(reaches: Sequence[_Reach]) -> list[list[_Reach]]:
     return [members for _, members in groups]
 
 
-def _layers_of(place: Place | str) -> tuple[str, ...]:
-    return place.layers if isinstance(place, Place) else ()
-
-
 def _moved(place: Place, block: str, writer: str) -> Place:
     """Return the place that a writer of the same name in another block would have."""
     other = ".".join(writer.split(".")[: block.count(".") + 1])
@@ -402,6 +490,7 @@ def _moved(place: Place, block: str, writer: str) -> Place:
         entries=tuple(replace(each, tensor=move(each.tensor)) for each in place.entries),
         writers=tuple(map(move, place.writers)),
         readers=tuple(map(move, place.readers)),
+        sizes=tuple((move(name), attribute, count) for name, attribute, count in place.sizes),
     )
 
 
