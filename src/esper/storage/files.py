@@ -262,6 +262,7 @@ def creating_folder(path: Path) -> Generator[Path]:
         yield temporary
         for folder, _, names in os.walk(temporary):
             for name in names:
+                os.chmod(os.path.join(folder, name), 0o644)
                 _flush_file(Path(folder, name))
         os.fsync(handle)
         if os.path.lexists(path):  # a rename would replace an empty folder
