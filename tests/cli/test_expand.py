@@ -1,4 +1,4 @@
-"""``esper expand`` rejects what it cannot read in one line, and neither runs nor writes anything."""
+"""``esper expand`` rejects bad input in one line; it runs no code of files and writes nothing."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ COPIES = 3.0
 
 MAX_JSON_BYTES, MAX_COPIED_BYTES = 20_000_000, 200_000_000
 _COPIED = {".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".spm", ".bpe", ".vocab", ""}
-"""Endings of files beside the weights that are copied: tokenizer, processor, generation, licence."""
+"""Endings of files that are copied: tokenizer, processor, generation, licence."""
 _UNSAFE = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".gguf"}
 _DTYPES = {
     "F64": torch.float64,
