@@ -103,7 +103,7 @@ def expand_checkpoint(
     deepen: int | None = None,
     widen: float | None = None,
     at: Sequence[str] | None = None,
-    on_stage: Callable[[str, float], None] = lambda *_: None,
+    on_stage: Callable[[str, float], None] | None = None,
 ) -> Expansion:
     """Widen and deepen the model in a folder, and write it to another one.
 
@@ -128,18 +128,18 @@ def expand_checkpoint(
     _require_memory(checkpoint)
     transformers = import_library("transformers", "transformers")
     with _quiet(transformers):
-        on_stage("loading the model", 0.1)
+        _tell(on_stage, "loading the model", 0.1)
         model, notes = _load(transformers, checkpoint)
         sample = find_sample_input(model)
         before = run_model(model, sample)
-        on_stage("changing the model", 0.3)
+        _tell(on_stage, "changing the model", 0.3)
         changes = _change(model, sample, deepen=deepen, widen=widen, at=at)
         growth = _describe(model, changes, deepen=deepen, widen=widen)
         if target is not None:
-            on_stage("writing the model", 0.6)
+            _tell(on_stage, "writing the model", 0.6)
             with storage_errors(target), creating_folder(target) as temporary:
                 notes += _write(model, checkpoint, temporary, growth)
-                on_stage("loading what was written", 0.8)
+                _tell(on_stage, "loading what was written", 0.8)
                 _require_same(model, temporary, sample, before)
     return Expansion(tuple(changes.values()), growth, tuple(notes))
 
@@ -162,6 +162,11 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     architecture = _require_plain(path, config)
     weights = _find_weights(path, architecture)
     return Checkpoint(path, architecture, weights, _dtype_of(weights))
+
+
+def _tell(on_stage: Callable[[str, float], None] | None, work: str, share: float) -> None:
+    if on_stage is not None:
+        on_stage(work, share)
 
 
 def _require_new(out: Path) -> Path:
@@ -211,7 +216,7 @@ def _require_plain(folder: Path, config: Mapping[str, Any]) -> str:
                 f"{folder} is quantized; expand the original model and quantize the result."
             )
     names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
+    name = cast("list[Any]", names)[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or not name.isidentifier():
         raise SavedModelError(
             f"{folder / CONFIG_FILE} does not name the class of the model in 'architectures'; "
@@ -431,7 +436,7 @@ def _require_same(
     """
     name = type(model).__name__
     try:
-        again, _ = _from_pretrained(type(model), folder, "auto")
+        again, _ = _from_pretrained(cast("type[Any]", type(model)), folder, "auto")
     except SavedModelError as error:
         reason = message_of(error.__cause__ or error)[:_MAX_REASON].rstrip(".")
         raise SurgeryError(f"the expanded {name} cannot be loaded again ({reason}).") from error

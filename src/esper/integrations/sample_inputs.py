@@ -95,7 +95,7 @@ def _tokens(config: Any, batch: int, length: int, generator: torch.Generator) ->
     special = {
         value
         for part in _parts(config)
-        for name, value in vars(part).items()
+        for name, value in _values(part).items()
         if name.endswith("_token_id") and isinstance(value, int)
     }
     allowed = torch.tensor([k for k in range(n_ids) if k not in special] or [0])
@@ -135,5 +135,10 @@ def _setting(config: Any, *names: str) -> Any:
 
 def _parts(config: Any) -> list[Any]:
     """Return a configuration and those inside it."""
-    inner = [each for each in vars(config).values() if callable(getattr(each, "to_dict", None))]
+    values = _values(config).values()
+    inner = [each for each in values if callable(getattr(each, "to_dict", None))]
     return [config, *(part for each in inner for part in _parts(each))]
+
+
+def _values(config: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", vars(config))
