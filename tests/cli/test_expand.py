@@ -67,6 +67,14 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda at: set_config(at, _attn_implementation="evil/kernel"),
         "names code",
     ),
+    "a kernel of a part": (
+        lambda at: set_config(at, attn_implementation={"text_config": "evil/kernel"}),
+        "names code",
+    ),
+    "a kernel by its inner name": (
+        lambda at: set_config(at, text_config={"_attn_implementation_internal": "evil/kernel"}),
+        "names code",
+    ),
     "a backbone": (
         lambda at: set_config(at, use_pretrained_backbone=True),
         "names other weights",

@@ -64,7 +64,6 @@ _DTYPES = {
     "BF16": torch.bfloat16,
 }
 _CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
-_KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 _MAX_REASON = 300
 
 
@@ -205,7 +204,8 @@ def _require_plain(folder: Path, config: Mapping[str, Any]) -> str:
                 f"{folder} comes with code of its own ({key} in {CONFIG_FILE}), which is not run; "
                 f"if you trust it, {in_python}"
             )
-        if key in _KERNEL_KEYS and isinstance(value, str) and ("/" in value or "|" in value):
+        # attn_implementation and its like may name a kernel of the Hub, for all parts or by part.
+        if "implementation" in key and set("/|@") & set(json.dumps(value)):
             raise SavedModelError(f"{CONFIG_FILE} names code ({key} is {shown(value)}); remove it.")
         if key in ("use_pretrained_backbone", "transformers_weights") and value:
             raise SavedModelError(
