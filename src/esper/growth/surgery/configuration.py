@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from esper.growth.modules import named_modules
 from esper.growth.surgery.edits import Edits
@@ -91,18 +92,19 @@ class _Search:
         if score == 0:
             yield config
             return
-        found: list[tuple[int, Any]] = []
-        for fields in _options(config, self._changes):
-            if self._n_left == 0:
-                break
-            trial = _with_fields(config, fields)
-            count = self._count_differences(trial)
-            if count == 0:
-                yield trial
-            elif count < score:
-                found.append((count, trial))
-        for count, trial in sorted(found, key=lambda pair: pair[0])[:MAX_BRANCHES]:
-            yield from self.find(trial, count)
+        for options in (_exact_options, _list_options, _other_options):
+            found: list[tuple[int, Any]] = []
+            for fields in options(config, self._changes):
+                if self._n_left <= 0:
+                    return
+                trial = _with_fields(config, fields)
+                count = self._count_differences(trial)
+                if count == 0:
+                    yield trial
+                elif count < score:
+                    found.append((count, trial))
+            for count, trial in sorted(found, key=lambda pair: pair[0])[:MAX_BRANCHES]:
+                yield from self.find(trial, count)
 
     def _count_differences(self, config: Any) -> int:
         """Return the tensors that differ if the model is built from a configuration."""
@@ -120,8 +122,19 @@ class _Search:
 
 def _build(model: nn.Module, config: Any) -> nn.Module:
     """Return a model of the same class without memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialized():
         return cast(Any, type(model))(copy.deepcopy(config))
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Leaves weights as they are, which saves most of the time that building a model takes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function, unless it initializes a tensor."""
+        is_initial = getattr(func, "__module__", None) == "torch.nn.init"
+        return args[0] if is_initial and args else func(*args, **(kwargs or {}))
 
 
 def rebuilt(model: nn.Module) -> nn.Module:
@@ -143,11 +156,20 @@ def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field]]:
-    """Yield fields to change together, the likeliest first."""
+Leaf = tuple[tuple[str, ...], Any]
+"""The path to a field of a configuration, and its value."""
+
+
+def _free_leaves(config: Any, changes: Sequence[SizeChange]) -> list[Leaf]:
+    """Return the fields that may change."""
     fixed = {name for change in changes for name, _ in change.fixed}
-    leaves = [(path, value) for path, value in _leaves(config, ()) if path[-1] not in fixed]
-    for change in changes:
+    return [leaf for leaf in _leaves(config, ()) if leaf[0][-1] not in fixed]
+
+
+def _exact_options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field]]:
+    """Yield fields that hold an old size, with lists that have an entry for each block."""
+    leaves = _free_leaves(config, changes)
+    for change in dict.fromkeys(changes):
         longer = [
             _Field(path, _like(value, [value[k] for k in change.sources]))
             for path, value in leaves
@@ -155,45 +177,45 @@ def _options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field
             and change.sources
             and len(cast(Sequence[Any], value)) == change.before
         ]
-        exact = [path for path, value in leaves if type(value) is int and value == change.before]
-        for path in exact:
-            for name, value in change.fixed:
-                yield [_Field(path, change.after), _Field((*path[:-1], name), value)]
-            if longer:
-                yield [_Field(path, change.after), *longer]
-            yield [_Field(path, change.after)]
+        for path, value in leaves:
+            if type(value) is int and value == change.before:
+                new = _Field(path, change.after)
+                for name, kept in change.fixed:
+                    yield [new, _Field((*path[:-1], name), kept)]
+                if longer:
+                    yield [new, *longer]
+                yield [new]
         if longer:
             yield longer
-        yield from _list_options(leaves, change)
-        if not change.sources:
-            yield from _ratio_options(leaves, change)
 
 
-def _list_options(
-    leaves: Sequence[tuple[tuple[str, ...], Any]], change: SizeChange
-) -> Iterator[list[_Field]]:
+def _list_options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field]]:
     """Yield lists with the size of one stage replaced, or of all that have it."""
-    for path, value in leaves:
+    for path, value in _free_leaves(config, changes):
         if not isinstance(value, (list, tuple)):
             continue
         items = list(cast(Sequence[Any], value))
-        at = [k for k, item in enumerate(items) if type(item) is int and item == change.before]
-        for chosen in [[k] for k in at] + ([at] if len(at) > 1 else []):
-            new = [change.after if k in chosen else item for k, item in enumerate(items)]
-            yield [_Field(path, _like(value, new))]
+        for change in dict.fromkeys(changes):
+            at = [k for k, item in enumerate(items) if type(item) is int and item == change.before]
+            for chosen in [[k] for k in at] + ([at] if len(at) > 1 else []):
+                new = [change.after if k in chosen else item for k, item in enumerate(items)]
+                yield [_Field(path, _like(value, new))]
 
 
-def _ratio_options(
-    leaves: Sequence[tuple[tuple[str, ...], Any]], change: SizeChange
-) -> Iterator[list[_Field]]:
-    factor = change.after / change.before
-    for path, value in leaves:
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= 16:
-            scaled = value * factor
-            yield [_Field(path, int(scaled) if isinstance(value, int) else scaled)]
-    for path, value in leaves:
-        if value is None and "id" not in path[-1].split("_"):
-            yield [_Field(path, change.after)]
+def _other_options(config: Any, changes: Sequence[SizeChange]) -> Iterator[list[_Field]]:
+    """Yield ratios of sizes, and fields without a value."""
+    leaves = _free_leaves(config, changes)
+    for change in dict.fromkeys(changes):
+        if change.sources:
+            continue
+        factor = change.after / change.before
+        for path, value in leaves:
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= 16:
+                scaled = value * factor
+                yield [_Field(path, int(scaled) if isinstance(value, int) else scaled)]
+        for path, value in leaves:
+            if value is None and "id" not in path[-1].split("_"):
+                yield [_Field(path, change.after)]
 
 
 def _like(value: Any, items: list[Any]) -> Any:

@@ -264,17 +264,19 @@ class Operation:
             SurgeryError: If nothing can be changed, or the outputs would change.
         """
         chosen, notes = _select(plan, at), list[str]()
-        if has_configuration(self.model):
-            plan, chosen, notes = self._fit_configuration(plan, chosen, is_named=at is not None)
         n_before = count_parameters(self.model)
-        edits = [Edits(self.model)]
+        edits = list[Edits]()
         try:
-            plan.apply(edits[0], chosen, None)
             if has_configuration(self.model):
-                sizes = [size for each in chosen for size in plan.sizes(each)]
-                follow_sizes(edits[0], sizes, lambda: self._loads_alike(edits[0]))
+                plan, chosen, own, notes = self._fit_configuration(
+                    plan, chosen, is_named=at is not None
+                )
+            else:
+                own = Edits(self.model)
+                plan.apply(own, chosen, None)
+            edits.append(own)
             difference = self._compare(plan, chosen)
-            carry_optimizers(edits[0], self._optimizers)
+            carry_optimizers(own, self._optimizers)
             for average in self._averages:
                 edits.append(Edits(average))
                 plan.apply(edits[-1], chosen, named_tensors(self.model))
@@ -288,18 +290,23 @@ class Operation:
 
     def _fit_configuration(
         self, plan: Plan, chosen: Sequence[Any], *, is_named: bool
-    ) -> tuple[Plan, Sequence[Any], list[str]]:
-        """Leave out what a configuration cannot express, unless the user named it.
+    ) -> tuple[Plan, Sequence[Any], Edits, list[str]]:
+        """Change the model without what its configuration cannot express, unless it was named.
 
         Returns:
-            The way of changing the model, what is changed, and what to say about the rest.
+            The way of changing the model, what is changed, the changes, and what to say about the
+            rest.
         """
         best, kept = plan, list[Any]()
         for variant in plan.variants():
-            if self._is_expressible(variant, chosen):
-                return variant, chosen, []
-            own = [each for each in chosen if self._is_expressible(variant, [each])]
-            if len(own) > len(kept) and self._is_expressible(variant, own):
+            if edits := self._apply_whole(variant, chosen):
+                return variant, chosen, edits, []
+            own: list[Any] = []
+            for each in chosen if len(chosen) > 1 else ():
+                if edits := self._apply_whole(variant, [each]):
+                    edits.undo()
+                    own.append(each)
+            if len(own) > len(kept):
                 best, kept = variant, own
         others = ", ".join(each.name for each in chosen if each not in kept)
         if is_named:
@@ -307,26 +314,31 @@ class Operation:
                 f"The configuration cannot express {others}, so from_pretrained cannot load the "
                 "model; save the module itself."
             )
-            return plan, chosen, [note]
-        if not kept:
+            edits = Edits(self.model)
+            plan.apply(edits, chosen, None)
+            return plan, chosen, edits, [note]
+        edits = self._apply_whole(best, kept) if kept else None
+        if edits is None:
             raise SurgeryError(
                 f"the configuration of {type(self.model).__name__} cannot express a change of "
                 f"{others}; to change it all the same, name it in at=."
             )
         note = f"Left alone, because the configuration cannot express it: {others}."
-        return best, kept, [note]
+        return best, kept, edits, [note]
 
-    def _is_expressible(self, plan: Plan, chosen: Sequence[Any]) -> bool:
-        """Return whether a model that is built from its configuration equals the changed one."""
+    def _apply_whole(self, plan: Plan, chosen: Sequence[Any]) -> Edits | None:
+        """Change the model and its configuration; None, and no change, if that cannot follow."""
         edits = Edits(self.model)
+        sizes = [size for each in chosen for size in plan.sizes(each)]
+        is_done = False
         try:
-            plan.apply(edits, chosen, None)
-            sizes = [size for each in chosen for size in plan.sizes(each)]
-            if any(size.before == size.after for size in sizes):
-                return False
-            return follow_sizes(edits, sizes, lambda: self._loads_alike(edits))
+            if all(size.before < size.after for size in sizes):
+                plan.apply(edits, chosen, None)
+                is_done = follow_sizes(edits, sizes, lambda: self._loads_alike(edits))
         finally:
-            edits.undo()
+            if not is_done:
+                edits.undo()
+        return edits if is_done else None
 
     @torch.no_grad()
     def _loads_alike(self, edits: Edits) -> bool:
