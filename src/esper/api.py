@@ -31,6 +31,7 @@ from esper.growth.placement import add_slots, find_slots
 from esper.growth.saved_models import load, save
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sites import SlotSite, TensorKind
+from esper.growth.surgery.changes import Change, deepen, widen
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import HostData, HostSpec, make_population
@@ -64,6 +65,7 @@ __all__ = [
     "Blueprint",
     "Budget",
     "CNNHostConfig",
+    "Change",
     "Decision",
     "EpisodeResults",
     "Evidence",
@@ -103,6 +105,7 @@ __all__ = [
     "blueprint_names",
     "compare",
     "controller_names",
+    "deepen",
     "evaluate",
     "export",
     "find_controller",
@@ -130,4 +133,5 @@ __all__ = [
     "slots",
     "task_names",
     "train",
+    "widen",
 ]

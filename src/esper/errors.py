@@ -11,6 +11,7 @@
     ├── SlotError                    a slot, stage or blueprint is invalid or cannot be used
     │   ├── UnknownSlotError         no slot or blueprint has this name
     │   └── IllegalActionError       the host's state does not allow the action
+    ├── SurgeryError                 a model cannot be widened or deepened in this way
     ├── GrowerError                  a training loop uses its Grower in a way that cannot work
     │   └── RanksDisagreeError       the processes of a distributed training differ
     ├── SavedModelError              a saved model is missing, damaged or of another design
@@ -126,6 +127,10 @@ class UnknownSlotError(SlotError, KeyError):
 
 class IllegalActionError(SlotError):
     """The host's state does not allow the action."""
+
+
+class SurgeryError(EsperError):
+    """A model cannot be widened or deepened in this way."""
 
 
 class GrowerError(EsperError):

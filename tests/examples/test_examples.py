@@ -153,6 +153,19 @@ def test_a_bad_argument_is_reported_in_one_line(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of the libraries, about this machine
+def test_grow_a_checkpoint(run_example: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out = tmp_path / "larger"
+    printed, _ = run_example("grow_a_checkpoint.py", "--steps", "20", "--out", str(out))
+    losses = [float(loss) for loss in re.findall(r": loss (\d+\.\d+)$", printed, re.MULTILINE)]
+    before, deepened, trained, loaded = losses
+    assert deepened == before
+    assert trained < before
+    assert loaded == trained
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of the libraries, about this machine
 @pytest.mark.parametrize(
     ("name", "library"),
     [

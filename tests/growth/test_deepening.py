@@ -709,3 +709,25 @@ def test_a_stack_and_a_block_inside_it_are_both_deepened_and_exported() -> None:
             slots(model).commit(name)
             slots(model).absorb(name)
         torch.testing.assert_close(esper.export(model)(x), model(x))
+
+
+class TwoBranches(nn.Module):
+    """A block with two residual branches of little weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0.1 * torch.tanh(self.one(x))
+        return x + 0.1 * torch.tanh(self.two(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_every_branch_of_a_copy_is_zero_whatever_the_type(dtype: torch.dtype) -> None:
+    model = nn.Sequential(*(TwoBranches(4) for _ in range(3))).to(dtype)
+    x = normal(2, 4).to(dtype)
+    before = model(x)
+    change = esper.deepen(model, 1, sample_input=x)
+    assert torch.equal(model(x), before)
+    assert [p.abs().max().item() for p in change.new_parameters()] == [0.0] * 4

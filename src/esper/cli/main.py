@@ -35,6 +35,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "benchmark controllers against tuned baselines"),
     "compare": ("evaluate", "compare controllers with each other"),
     "grow": ("grow", "grow a network and save it as a plain PyTorch model"),
+    "expand": ("expand", "deepen or widen a Transformers checkpoint"),
     "export-controller": ("export", "save a run's best controller to a folder"),
     "export-telemetry": ("export", "export a run's telemetry as tables"),
     "tasks": ("listings", "list the tasks that hosts can learn"),

@@ -40,8 +40,8 @@ def require_memory(n_bytes: float, **settings: object) -> None:
     if n_bytes > available:
         given = " and ".join(f"{name} is {value!r}" for name, value in settings.items())
         raise ConfigError(
-            f"{given}; that needs at least {_amount(n_bytes)} of memory, but only "
-            f"{_amount(available)} is available. Use a smaller value."
+            f"{given}; that needs at least {amount_of(n_bytes)} of memory, but only "
+            f"{amount_of(available)} is available. Use a smaller value."
         )
 
 
@@ -84,6 +84,14 @@ def available_memory() -> float:
     return max(0.0, min(found))
 
 
+def amount_of(n_bytes: float) -> str:
+    """Return a number of bytes in words, such as ``16.2 GB``."""
+    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:,.1f} {unit}"
+    return f"{n_bytes / 1e6:,.1f} MB"
+
+
 def used_memory() -> int:
     """Return the memory in bytes that this process uses, or its peak where that is unknown."""
     with suppress(OSError, KeyError, ValueError):
@@ -96,11 +104,3 @@ def _kilobytes(path: Path) -> dict[str, int]:
     """Return the amounts in a file of lines such as ``MemAvailable:  123 kB``."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) for words in lines if words[-1:] == ["kB"]}
-
-
-def _amount(n_bytes: float) -> str:
-    """Return a number of bytes in words, such as ``16.2 GB``."""
-    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:,.1f} {unit}"
-    return f"{n_bytes / 1e6:,.1f} MB"

@@ -6,7 +6,7 @@ fields are known by their name and by their value, which has to be the number or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -111,6 +111,38 @@ def insert_entry(
         for name in COUNTS:
             if owner.__dict__.get(name) == n_before:
                 _set(owner, name, n_before + 1, undo)
+
+
+def set_entries(
+    place: ListPlace,
+    entries: Sequence[tuple[nn.Module, int]],
+    undo: list[Callable[[], None]],
+    *,
+    has_own_config: bool,
+) -> None:
+    """Give a list other entries, with all that counts or numbers them.
+
+    Args:
+        place: An entry of the list.
+        entries: The new entries, each with the index that it, or what it is a copy of, has now.
+        undo: Gets functions that revert each change.
+        has_own_config: Whether the counts in configurations around the list are to follow.
+    """
+    container = place.container
+    before = list(entries_of(container).values())
+    undo.append(lambda: _set_entries(container, before))
+    for number, (entry, old) in enumerate(entries):
+        _renumber(entry, old, number, undo)
+    _set_entries(container, [entry for entry, _ in entries])
+    for n_now in range(len(before), len(entries)):
+        configs = {id(o.__dict__.get("config")): o.__dict__.get("config") for o in place.owners}
+        for config in configs.values() if has_own_config else ():
+            if config is not None:
+                _count_one_more(config, place, n_now, undo)
+        for owner in place.owners[-1:]:
+            for name in COUNTS:
+                if owner.__dict__.get(name) == n_now:
+                    _set(owner, name, n_now + 1, undo)
 
 
 def _set_entries(container: nn.Module, entries: list[nn.Module]) -> None:

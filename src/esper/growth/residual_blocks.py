@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,14 +62,33 @@ class BlockCall:
         return block(*args, **kwargs)
 
 
+def main_output(output: Any) -> Tensor | None:
+    """Return the tensor that a block hands on: its output, or the first of several."""
+    if isinstance(output, (tuple, list)) and output:
+        output = cast(Sequence[Any], output)[0]
+    return output if isinstance(output, Tensor) else None
+
+
 def add_identities(
-    model: nn.Module, sites: Sequence[SlotSite], sample_input: Any
+    model: nn.Module,
+    sites: Sequence[SlotSite],
+    sample_input: Any,
+    *,
+    shares_arguments: bool = True,
 ) -> list[SlotSite]:
-    """Return sites with the way in which a copy of each block becomes the identity, if it can."""
+    """Return sites with the way in which a copy of each block becomes the identity, if it can.
+
+    Args:
+        model: The model.
+        sites: Blocks of it.
+        sample_input: Input for it.
+        shares_arguments: Whether a copy would be called by its block, with the same arguments; if
+            not, the model calls it as it calls others.
+    """
     blocks = {site.name: model.get_submodule(site.name) for site in sites}
     reasons = {site.name: _find_obstacle(model, site, blocks[site.name]) for site in sites}
     tried = {name: block for name, block in blocks.items() if not reasons[name]}
-    calls = record_blocks(model, tried, sample_input)
+    calls = record_blocks(model, tried, sample_input, shares_arguments=shares_arguments)
     done: list[SlotSite] = []
     known: dict[tuple[Any, ...], BlockIdentity] = {}
     """By class and layers; most models repeat a block."""
@@ -131,7 +150,11 @@ def _find_obstacle(model: nn.Module, site: SlotSite, block: nn.Module) -> str:
 
 
 def record_blocks(
-    model: nn.Module, blocks: Mapping[str, nn.Module], sample_input: Any
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    sample_input: Any,
+    *,
+    shares_arguments: bool = True,
 ) -> dict[str, BlockCall | str]:
     """Run a model and return copies of what each block is called with, or why there is none.
 
@@ -141,7 +164,8 @@ def record_blocks(
     done: dict[str, BlockCall | str] = {}
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        problem = _find_foreign(module, [*args, *kwargs.values()])
+        arguments = [*args, *kwargs.values()]
+        problem = _find_foreign(module, arguments) if shares_arguments else ""
         try:
             given[name] = problem or copy.deepcopy((args, kwargs))
         except Exception as error:
@@ -150,7 +174,10 @@ def record_blocks(
     def after(name: str, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
         found = given[name]
         # An operation in place may follow the block.
-        done[name] = found if isinstance(found, str) else BlockCall(*found, output=output.clone())
+        if isinstance(found, str) or main_output(output) is None:
+            done[name] = found if isinstance(found, str) else "it returns no tensor"
+        else:
+            done[name] = BlockCall(*found, output=cast(Tensor, main_output(output)).clone())
 
     if blocks:
         with (
@@ -217,7 +244,7 @@ class _Trial:
 
         ``hint`` is that of another block of the same class, which saves the search if it holds.
         """
-        tolerance = 64 * torch.finfo(self.call.output.dtype).eps
+        tolerance = _sum_tolerance(self.call.output.dtype)
 
         def holds(names: Sequence[str]) -> bool:
             return self._is_identity(names, (), tolerance)
@@ -243,9 +270,10 @@ class _Trial:
         write_affine(self.layers[last], 1.0, 0.0)
         self.probes = [self.layers[last](probe) for probe in self.probes]
         layers = [name for name in order if name not in norms]
+        tolerance = _norm_tolerance(self.call.output.dtype)
 
         def holds(zeroed: Sequence[str], reset: Sequence[str]) -> bool:
-            return self._is_identity(zeroed, [*reset, last], NORM_TOLERANCE)
+            return self._is_identity(zeroed, [*reset, last], tolerance)
 
         if not holds(layers, inner):
             return None
@@ -270,7 +298,7 @@ class _Trial:
 
         modules = {name: part for name, part in module_names(self.twin) if name}
         with hooked(modules, before=note), recorded_calls(self.layers) as recorded:
-            result = self.call.run(self.twin, self.key, self.probes[0].clone())
+            result = main_output(self.call.run(self.twin, self.key, self.probes[0].clone()))
         outputs = {name: calls[-1].output for name, calls in recorded.items() if len(calls) == 1}
         return _LayerCalls(order, outputs, result)
 
@@ -287,10 +315,10 @@ class _Trial:
     def _keeps(self, probe: Tensor, tolerance: float) -> bool:
         given = probe.clone()
         version = given._version
-        output = self.call.run(self.twin, self.key, given)
+        output = main_output(self.call.run(self.twin, self.key, given))
         if given._version != version:
             raise RuntimeError("it changes its input in place")
-        if not isinstance(output, Tensor) or output.shape != probe.shape:
+        if output is None or output.shape != probe.shape:
             return False
         error = (output - probe).abs().max().item()
         return error <= tolerance * max(1.0, probe.abs().max().item())
@@ -342,7 +370,8 @@ def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: li
     twin = BlockCopy(copy_plain(block), site.identity, site.input_key)
     norm = block.get_submodule(site.identity.norms[-1]) if site.identity.norms else None
     kept = None if norm is None else (twin.scale, twin.shift)
-    tolerance = NORM_TOLERANCE if norm is not None else 64 * torch.finfo(before[0].dtype).eps
+    dtype = before[0].dtype
+    tolerance = _sum_tolerance(dtype) if norm is None else _norm_tolerance(dtype)
     with unchanged_buffers(model), inserted_entry(place, twin.block):
         if norm is not None:
             write_affine(norm, 1.0, 0.0)
@@ -359,6 +388,16 @@ def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: li
     if any(len(calls[name]) != 1 for name in entries):
         return False
     return _same_outputs(before, tensors_in(calls[""][0].output), tolerance)
+
+
+def _sum_tolerance(dtype: torch.dtype) -> float:
+    """Return the largest error of ``x + 0``, which is exact in types with few digits, too."""
+    return 64 * min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+
+
+def _norm_tolerance(dtype: torch.dtype) -> float:
+    """Return the largest error of a norm that is applied to what it has normalized."""
+    return max(NORM_TOLERANCE, 2 * torch.finfo(dtype).eps)
 
 
 def _run(model: nn.Module, sample_input: Any) -> list[Tensor]:

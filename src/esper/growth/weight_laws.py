@@ -54,14 +54,16 @@ class WeightLaw:
         return cls(kurtosis < UNIFORM_KURTOSIS, nearest)
 
     @torch.no_grad()
-    def draw(self, weight: Tensor, fan_in: int, fan_out: int) -> None:
-        """Draw weights for a layer with these fans from torch's default generator, in place."""
+    def draw(
+        self, weight: Tensor, fan_in: int, fan_out: int, generator: torch.Generator | None = None
+    ) -> None:
+        """Draw weights for a layer with these fans, in place."""
         deviation = self.deviation(fan_in, fan_out)
         if self.is_uniform:
             bound = math.sqrt(3.0) * deviation
-            weight.uniform_(-bound, bound)
+            weight.uniform_(-bound, bound, generator=generator)
         else:
-            weight.normal_(0.0, deviation)
+            weight.normal_(0.0, deviation, generator=generator)
 
     def growth(self, before: tuple[int, int], after: tuple[int, int]) -> float:
         """Return the factor between the deviations of a layer with other fans."""

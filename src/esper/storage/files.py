@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Generator
@@ -233,6 +234,70 @@ def write_file(path: Path, pieces: Pieces) -> None:
         for piece in pieces:
             while piece:
                 piece = piece[os.write(handle, piece) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def creating_folder(path: Path) -> Generator[Path]:
+    """Yield a temporary folder to fill, which gets its name when the context ends well.
+
+    A process that is killed leaves its temporary folder behind; the next one that creates the same
+    folder removes it. It is locked, so those of other live processes stay.
+
+    Args:
+        path: The folder; it must not exist.
+
+    Raises:
+        FileExistsError: If it exists when the temporary folder is complete.
+    """
+    make_folder(path.parent)
+    _remove_stale_folders(path)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=_UNFINISHED, dir=path.parent))
+    handle = os.open(temporary, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                os.chmod(os.path.join(folder, name), 0o644)
+                _flush_file(Path(folder, name))
+        os.fsync(handle)
+        if os.path.lexists(path):  # a rename would replace an empty folder
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        os.chmod(temporary, 0o755)
+        os.rename(temporary, path)
+        flush_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    finally:
+        os.close(handle)
+
+
+_UNFINISHED = ".unfinished"
+
+
+def _remove_stale_folders(path: Path) -> None:
+    """Remove the temporary folders of a folder whose processes are dead."""
+    pattern = re.compile(re.escape(f".{path.name}-") + "[a-z0-9_]{8}" + re.escape(_UNFINISHED))
+    with os.scandir(path.parent) as entries:
+        found = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
+    for place in found:
+        with suppress(OSError):  # locked, or another process was faster, or not ours
+            handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _flush_file(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
         os.fsync(handle)
     finally:
         os.close(handle)

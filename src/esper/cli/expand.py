@@ -1,0 +1,72 @@
+"""``esper expand``: deepen or widen a Transformers checkpoint without changing its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from esper.cli.arguments import Metavar, Positional, UsageError, parse
+from esper.cli.output import command_progress, print_wrapped, require_writable
+from esper.config.checks import Bounds, PositiveInt
+from esper.errors import escape_controls
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpandOptions:
+    """Add blocks or hidden units to a Transformers checkpoint, without changing its outputs.
+
+    The new folder is loaded again and compared before it gets its name. Train the new parts next:
+    growth.json in the folder lists them.
+    """
+
+    checkpoint: Annotated[str, Positional("CHECKPOINT")]
+    """Folder of the model: config.json and safetensors."""
+
+    deepen: PositiveInt | None = None
+    """Number of blocks to add to each list of blocks."""
+
+    widen: Annotated[float, Bounds(above=1.0)] | None = None
+    """New number of hidden units, relative to the present one."""
+
+    out: Annotated[str | None, Metavar("FOLDER")] = None
+    """Folder to write, which must not exist."""
+
+    at: Annotated[tuple[str, ...], Metavar("NAME")] = ()
+    """Modules to change, such as model.layers; by default everything that can be."""
+
+    dry_run: bool = False
+    """Print what would change and write nothing."""
+
+
+def run_expand(args: Sequence[str]) -> int:
+    """Expand the checkpoint and print what changed."""
+    options = parse(ExpandOptions, args, command="expand")
+    if options.deepen is None and options.widen is None:
+        raise UsageError("nothing to do; give --deepen N, --widen X or both.")
+    if options.dry_run == (options.out is not None):
+        raise UsageError("give either --out, the folder to write, or --dry-run.")
+    if options.out is not None:
+        require_writable(Path(options.out))
+    with command_progress("expanding") as progress:
+        progress.show("loading PyTorch", 0.0)
+        from esper.integrations.checkpoints import expand_checkpoint
+
+        expansion = expand_checkpoint(
+            options.checkpoint,
+            options.out,
+            deepen=options.deepen,
+            widen=options.widen,
+            at=options.at or None,
+            on_stage=progress.show,
+        )
+    print(escape_controls("\n".join(map(str, expansion.changes))))
+    for note in expansion.notes:
+        print_wrapped(note)
+    if options.out is not None:
+        print_wrapped(
+            f"Written to {options.out}, loaded again and compared. To train only what is new, see "
+            "growth.json in it."
+        )
+    return 0

@@ -1,0 +1,461 @@
+"""Carrying out a change of a model whole, or not at all."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from esper.errors import SurgeryError, did_you_mean, summarize_error, type_of
+from esper.growth.dry_run import SampleInput, call_model, tensors_in
+from esper.growth.host_slots import own_slots, unwrapped
+from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
+from esper.growth.residual_blocks import NORM_TOLERANCE
+from esper.growth.sharding import find_mesh
+from esper.growth.surgery.blocks import BlockList, add_blocks, find_block_lists
+from esper.growth.surgery.carrying import as_list, carry_optimizers, own_module
+from esper.growth.surgery.configuration import (
+    SizeChange,
+    follow_sizes,
+    has_configuration,
+    rebuilt,
+)
+from esper.growth.surgery.edits import Edits, add_units
+from esper.growth.surgery.places import Group, group_places, matches
+from esper.growth.surgery.tracing import PlaceFinder, largest_difference, tolerance_for
+from esper.modes import evaluation_mode
+
+At = str | Sequence[str] | None
+"""Names of what to change; None for everything."""
+
+
+@dataclass(frozen=True)
+class ChangedPlace:
+    """One row of a change: what grew, and by how much."""
+
+    place: str
+    before: int
+    after: int
+    unit: str
+    """What is counted: "units", "heads" or "blocks"."""
+    members: int
+    """How many places grew alike."""
+    parameters: int
+    """New parameters of all of them."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A change that was carried out."""
+
+    edits: list[Edits]
+    """The edits of the model, then those of its moving averages."""
+    places: list[ChangedPlace]
+    n_new: int
+    difference: float
+    notes: list[str]
+
+
+class Plan(ABC):
+    """What to change in a model: widths or depths."""
+
+    verb: str
+    """What it does, as a participle."""
+    groups: Sequence[Any]
+    """What can be changed; each has a ``name``."""
+    problems: Mapping[str, str]
+    """Why other places cannot be changed, by name."""
+
+    def members(self, group: Any) -> Sequence[Any]:
+        """Return groups of one member each, which can be changed alone."""
+        return [group]
+
+    def variants(self) -> list[Plan]:
+        """Return the ways of changing the model, the best one first."""
+        return [self]
+
+    def tolerance(self, chosen: Sequence[Any]) -> float:
+        """Return the relative difference of outputs that a change may cause, beyond rounding."""
+        return 0.0
+
+    @abstractmethod
+    def apply(
+        self, edits: Edits, chosen: Sequence[Any], source: Mapping[str, Tensor] | None
+    ) -> None:
+        """Change some groups together; new values may be taken from a model that has them."""
+
+    @abstractmethod
+    def sizes(self, group: Any) -> list[SizeChange]:
+        """Return the sizes of a group before and after, what users know it by first."""
+
+    @abstractmethod
+    def row(self, group: Any, edits: Edits) -> ChangedPlace:
+        """Return what became of a group."""
+
+
+class Widening(Plan):
+    """Adds units to groups of places."""
+
+    verb = "widened"
+
+    def __init__(
+        self, operation: Operation, factor: float, generator: torch.Generator | None
+    ) -> None:
+        finder = PlaceFinder(operation.model, operation.sample_input)
+        self.groups = group_places(operation.model, finder.find_all())
+        self.problems = finder.problems
+        self._factor, self._generator = factor, generator
+
+    def members(self, group: Group) -> list[Group]:
+        """Return each place of a group alone."""
+        return [Group(place.name, (place,)) for place in group.places]
+
+    def apply(
+        self, edits: Edits, chosen: Sequence[Group], source: Mapping[str, Tensor] | None
+    ) -> None:
+        """Add units to all places of some groups."""
+        counts = {place: self._n_new(group) for group in chosen for place in group.places}
+        add_units(edits, counts, generator=self._generator, source=source)
+
+    def sizes(self, group: Group) -> list[SizeChange]:
+        """Return the units or heads of each place before and after."""
+        n_new, heads = self._n_new(group), group.heads
+        if heads is None:
+            return [SizeChange(group.units, group.units + n_new)]
+        fixed = (("head_dim", heads.size),)
+        factors = (heads.per_unit, 1, heads.per_unit * heads.size, heads.size)
+        return [
+            SizeChange(group.units * k, (group.units + n_new) * k, fixed=fixed)
+            for k in dict.fromkeys(factors)
+        ]
+
+    def row(self, group: Group, edits: Edits) -> ChangedPlace:
+        """Return what became of a group; weights between two new units count for both."""
+        axes: dict[str, set[int]] = {}
+        for entries in (entries for place in group.places for entries in place.entries):
+            axes.setdefault(entries.tensor, set()).add(entries.axis)
+        n_new = 0
+        for each in edits.replaced:
+            if each.name in axes and isinstance(each.new, nn.Parameter):
+                old = [
+                    len(each.indices[axis]) if axis in axes[each.name] else size
+                    for axis, size in enumerate(each.new.shape)
+                ]
+                n_new += each.new.numel() - math.prod(old)
+        size, unit = self.sizes(group)[0], "units" if group.heads is None else "heads"
+        return ChangedPlace(group.name, size.before, size.after, unit, len(group.places), n_new)
+
+    def _n_new(self, group: Group) -> int:
+        return max(1, round(group.units * (self._factor - 1.0)))
+
+
+class Deepening(Plan):
+    """Adds copies of blocks to lists of blocks."""
+
+    verb = "deepened"
+
+    def __init__(
+        self, operation: Operation, by: int | None, to: int | None, *, is_identity: bool
+    ) -> None:
+        problems: dict[str, str] = {}
+        found = find_block_lists(operation.model, operation.sample_input, problems)
+        self.problems = problems
+        self.groups = _stacks(found)
+        self._by, self._to, self._is_identity = by, to, is_identity
+        self._period = 1
+
+    def tolerance(self, chosen: Sequence[BlockList]) -> float:
+        """Allow for the epsilon of norms that copies end in, and for copies with weights."""
+        has_norms = any(each.norms for blocks in chosen for each in blocks.identities.values())
+        return (NORM_TOLERANCE if has_norms else 0.0) if self._is_identity else math.inf
+
+    def variants(self) -> list[Plan]:
+        """Copy block by block, or two blocks at a time if they take turns."""
+        pairwise = copy.copy(self)
+        pairwise._period = 2
+        return [self, pairwise]
+
+    def apply(
+        self, edits: Edits, chosen: Sequence[BlockList], source: Mapping[str, Tensor] | None
+    ) -> None:
+        """Insert copies into some lists."""
+        for blocks in chosen:
+            add_blocks(
+                edits,
+                blocks,
+                self.sizes(blocks)[0].sources,
+                is_identity=self._is_identity,
+                has_own_config=not has_configuration(edits.model),
+            )
+
+    def sizes(self, group: BlockList) -> list[SizeChange]:
+        """Return the length of a list before and after."""
+        sources = group.spread(self._n_new(group), self._period)
+        return [SizeChange(group.length, len(sources), sources)]
+
+    def row(self, group: BlockList, edits: Edits) -> ChangedPlace:
+        """Return what became of a list."""
+        (size,) = self.sizes(group)
+        entries = list(edits.model.get_submodule(group.container).children())
+        copies = [k for k, index in enumerate(size.sources) if index in size.sources[:k]]
+        n_new = sum(count_parameters(entries[k]) for k in copies)
+        return ChangedPlace(group.name, size.before, size.after, "blocks", 1, n_new)
+
+    def _n_new(self, blocks: BlockList) -> int:
+        if self._to is None:
+            assert self._by is not None, "either by or to is given"
+            return self._by
+        if self._to <= blocks.length:
+            raise SurgeryError(
+                f"to is {self._to}, but {blocks.name} has {blocks.length} blocks already; give a "
+                "larger number, or at= for other lists."
+            )
+        return self._to - blocks.length
+
+
+class Operation:
+    """A change of one model that is carried out whole or not at all."""
+
+    def __init__(
+        self, model: nn.Module, sample_input: SampleInput | None, optimizer: Any, ema: Any
+    ) -> None:
+        """Check what is given and run the model.
+
+        Raises:
+            SurgeryError: If the model cannot be changed in place, or be compared on the sample.
+        """
+        _require_changeable(model)
+        if sample_input is None:
+            raise SurgeryError(
+                "sample_input is missing; give a batch that the model can be called with: a "
+                "tensor, a tuple of arguments or a mapping of keyword arguments."
+            )
+        self.model = unwrapped(model)
+        self.sample_input: Any = sample_input
+        self._optimizers: list[Optimizer] = as_list(optimizer, Optimizer, "optimizer")
+        self._averages = [own_module(each) for each in as_list(ema, nn.Module, "ema")]
+        own = {id(p) for p in self.model.parameters()}
+        for each in self._optimizers:
+            if not any(id(p) in own for group in each.param_groups for p in group["params"]):
+                raise SurgeryError(
+                    f"optimizer {type(each).__name__} has no parameter of this "
+                    f"{type(self.model).__name__}; give the one that trains it."
+                )
+        self._before = self._run_model()
+        again = self._run_model(seed=1)
+        if largest_difference(self._before, again) > tolerance_for(self._before):
+            raise SurgeryError(
+                f"{type(self.model).__name__} returns other values each time that it is run, so "
+                "nothing can be compared; switch off what is random in it."
+            )
+
+    def run(self, plan: Plan, at: At) -> Result:
+        """Change what is named, compare the outputs, and carry along what follows the model.
+
+        Raises:
+            SurgeryError: If nothing can be changed, or the outputs would change.
+        """
+        chosen, notes = _select(plan, at), list[str]()
+        n_before = count_parameters(self.model)
+        edits = list[Edits]()
+        try:
+            if has_configuration(self.model):
+                plan, chosen, own, notes = self._fit_configuration(
+                    plan, chosen, is_named=at is not None
+                )
+            else:
+                own = Edits(self.model)
+                plan.apply(own, chosen, None)
+            edits.append(own)
+            difference = self._compare(plan, chosen)
+            carry_optimizers(own, self._optimizers)
+            for average in self._averages:
+                edits.append(Edits(average))
+                plan.apply(edits[-1], chosen, named_tensors(self.model))
+        except BaseException:
+            for each in reversed(edits):
+                each.undo()
+            raise
+        rows = [plan.row(each, edits[0]) for each in chosen]
+        n_new = count_parameters(self.model) - n_before
+        return Result(edits, rows, n_new, difference, notes)
+
+    def _fit_configuration(
+        self, plan: Plan, chosen: Sequence[Any], *, is_named: bool
+    ) -> tuple[Plan, Sequence[Any], Edits, list[str]]:
+        """Change the model without what its configuration cannot express, unless it was named.
+
+        Returns:
+            The way of changing the model, what is changed, the changes, and what to say about the
+            rest.
+        """
+        best, kept = plan, list[Any]()
+        for variant in plan.variants():
+            if edits := self._apply_whole(variant, chosen):
+                return variant, chosen, edits, []
+            own: list[Any] = []
+            for each in chosen if len(chosen) > 1 else ():
+                if edits := self._apply_whole(variant, [each]):
+                    edits.undo()
+                    own.append(each)
+            if len(own) > len(kept):
+                best, kept = variant, own
+        others = ", ".join(each.name for each in chosen if each not in kept)
+        if is_named:
+            note = (
+                f"The configuration cannot express {others}, so from_pretrained cannot load the "
+                "model; save the module itself."
+            )
+            edits = Edits(self.model)
+            plan.apply(edits, chosen, None)
+            return plan, chosen, edits, [note]
+        edits = self._apply_whole(best, kept) if kept else None
+        if edits is None:
+            raise SurgeryError(
+                f"the configuration of {type(self.model).__name__} cannot express a change of "
+                f"{others}; to change it all the same, name it in at=."
+            )
+        note = f"Left alone, because the configuration cannot express it: {others}."
+        return best, kept, edits, [note]
+
+    def _apply_whole(self, plan: Plan, chosen: Sequence[Any]) -> Edits | None:
+        """Change the model and its configuration; None, and no change, if that cannot follow."""
+        edits = Edits(self.model)
+        sizes = [size for each in chosen for size in plan.sizes(each)]
+        is_done = False
+        try:
+            if all(size.before < size.after for size in sizes):
+                plan.apply(edits, chosen, None)
+                is_done = follow_sizes(edits, sizes, lambda: self._loads_alike(edits))
+        finally:
+            if not is_done:
+                edits.undo()
+        return edits if is_done else None
+
+    @torch.no_grad()
+    def _loads_alike(self, edits: Edits) -> bool:
+        """Compare the model with one that is built anew, with new parts that have an effect."""
+        generator = torch.Generator().manual_seed(0)
+        new = [each.new for each in edits.replaced if each.has_new_entries]
+        values = [tensor.detach().clone() for tensor in new]
+        for tensor in new:
+            tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator).to(tensor))
+        try:
+            twin = rebuilt(self.model)
+            own, other = self._run_model(), self._run_model(twin)
+        # A class may be built or loaded in a way of its own; then nothing is known.
+        except Exception:
+            return False
+        finally:
+            for tensor, value in zip(new, values, strict=True):
+                tensor.copy_(value)
+        return largest_difference(own, other) <= tolerance_for(own)
+
+    def _compare(self, plan: Plan, chosen: Sequence[Any]) -> float:
+        """Return how much the outputs have changed.
+
+        Raises:
+            SurgeryError: If it is more than rounding.
+        """
+        try:
+            difference = self._difference()
+        except SurgeryError as error:
+            raise SurgeryError(f"the model cannot be {plan.verb}: {error}") from error
+        if difference > max(tolerance_for(self._before), plan.tolerance(chosen)):
+            raise SurgeryError(
+                f"the model cannot be {plan.verb}: its outputs would differ by {difference:.0e} of "
+                "the largest. Nothing has changed; name single places in at= to find which."
+            )
+        return difference
+
+    def _difference(self) -> float:
+        return largest_difference(self._before, self._run_model())
+
+    def _run_model(self, other: nn.Module | None = None, *, seed: int = 0) -> list[Tensor]:
+        model = self.model if other is None else other
+        try:
+            with (
+                evaluation_mode(model),
+                unchanged_buffers(model),
+                torch.no_grad(),
+                seeded(seed),
+            ):
+                outputs = tensors_in(call_model(model, self.sample_input))
+        except Exception as error:
+            raise SurgeryError(
+                f"{type(self.model).__name__} fails on this sample_input "
+                f"({summarize_error(error)})."
+            ) from error
+        return [output.clone() for output in outputs]
+
+
+def _select(plan: Plan, at: At) -> list[Any]:
+    """Return the groups, or single members of groups, that are named; all by default."""
+    if not plan.groups:
+        reasons = [f"{name}: {why}" for name, why in plan.problems.items()][:3]
+        more = f" ({'; '.join(reasons)})" if reasons else ""
+        raise SurgeryError(f"nothing in this model can be {plan.verb}{more}.")
+    if at is None:
+        return list(plan.groups)
+    chosen: list[Any] = []
+    for name in [at] if isinstance(at, str) else at:
+        found = [group for group in plan.groups if matches(group.name, name)]
+        if not found:
+            single = [each for group in plan.groups for each in plan.members(group)]
+            found = [each for each in single if matches(each.name, name)]
+        if not found:
+            known = [group.name for group in plan.groups]
+            why = plan.problems.get(name, "")
+            hint = f" {why}" if why else did_you_mean(name, known)
+            raise SurgeryError(
+                f"{name!r} cannot be {plan.verb}.{hint} What can: {', '.join(known)}."
+            )
+        chosen += [group for group in found if group not in chosen]
+    return chosen
+
+
+def _stacks(found: Sequence[BlockList]) -> list[BlockList]:
+    """Return the lists to deepen where lists lie inside blocks of others.
+
+    The outer list counts if all of its blocks can be copied, as in a stack of encoder blocks; else
+    it is a list of stages, and the lists in them count.
+    """
+    outer = [
+        each
+        for each in found
+        if each.is_stack or not any(_is_inside(other, each) for other in found)
+    ]
+    return [each for each in outer if not any(_is_inside(each, other) for other in outer)]
+
+
+def _is_inside(inner: BlockList, outer: BlockList) -> bool:
+    return inner is not outer and inner.container.startswith(outer.name.removesuffix("*"))
+
+
+def _require_changeable(model: nn.Module) -> None:
+    """Reject models whose layers cannot be replaced in place.
+
+    Raises:
+        SurgeryError: Saying what to do instead.
+    """
+    if not isinstance(model, nn.Module):
+        raise SurgeryError(f"model is {type_of(model)}; it must be an nn.Module.")
+    if isinstance(model, cast(Any, (DataParallel, DistributedDataParallel))):
+        raise SurgeryError(
+            f"model is wrapped in {type(model).__name__}; change model.module and wrap it again."
+        )
+    if own_slots(unwrapped(model)) is not None:
+        raise SurgeryError("the model has slots; call this before esper.add_slots.")
+    if find_mesh(model) is not None:
+        raise SurgeryError("the model is sharded; change it before fully_shard.")
+    for name, tensor in model.named_parameters():
+        if tensor.is_meta:
+            raise SurgeryError(f"{name} is on the meta device; load the model's weights first.")

@@ -1,0 +1,458 @@
+"""Expanding a Transformers checkpoint: a folder is read, changed, written and loaded again.
+
+    config.json, model.safetensors (or shards and their index)     what is read
+    growth.json                                                    what is new in the folder written
+
+The folder may come from a stranger, so nothing in it is unpickled and none of its code runs: the
+class of the model is one of the installed Transformers, and weights are safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from esper.config.memory import amount_of, available_memory
+from esper.errors import (
+    ConfigError,
+    EsperError,
+    SavedModelError,
+    StorageError,
+    SurgeryError,
+    message_of,
+    shown,
+)
+from esper.growth.surgery.changes import Change, deepen, widen
+from esper.growth.surgery.tracing import largest_difference, tolerance_for
+from esper.integrations.adapters import import_library
+from esper.integrations.sample_inputs import find_sample_input, run_model
+from esper.storage.files import (
+    creating_folder,
+    parse_json,
+    plain_reason,
+    read_file,
+    storage_errors,
+    write_atomic,
+)
+from esper.version import __version__
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+INDEX_FILE, GROWTH_FILE = "model.safetensors.index.json", "growth.json"
+ADAPTER_FILE = "adapter_config.json"
+COPIES = 3.0
+"""How many times its weights an expansion needs in memory: before, after, and loaded again."""
+
+MAX_JSON_BYTES, MAX_COPIED_BYTES = 20_000_000, 200_000_000
+_COPIED = {".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".spm", ".bpe", ".vocab", ""}
+"""Endings of files that are copied: tokenizer, processor, generation, licence."""
+_UNSAFE = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".gguf"}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
+_MAX_REASON = 300
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that has been checked without loading its weights."""
+
+    folder: Path
+    architecture: str
+    """Name of the model's class."""
+    weights: tuple[Path, ...]
+    dtype: torch.dtype | str
+    """Of all weights; "auto" if they differ."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the weights."""
+        return sum(path.stat().st_size for path in self.weights)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What was changed in a checkpoint."""
+
+    changes: tuple[Change, ...]
+    growth: dict[str, Any]
+    """The content of ``growth.json``."""
+    notes: tuple[str, ...]
+    """What was left out of the new folder, and why."""
+
+
+def expand_checkpoint(
+    folder: str | Path,
+    out: str | Path | None,
+    *,
+    deepen: int | None = None,
+    widen: float | None = None,
+    at: Sequence[str] | None = None,
+    on_stage: Callable[[str, float], None] | None = None,
+) -> Expansion:
+    """Widen and deepen the model in a folder, and write it to another one.
+
+    The new folder gets its name once it has been loaded with ``from_pretrained`` and gives the
+    outputs of the original. It is written whole or not at all.
+
+    Args:
+        folder: A Transformers model: ``config.json`` and safetensors.
+        out: The folder to write, which must not exist; None to write nothing.
+        deepen: Number of blocks to add to each list of blocks.
+        widen: New number of hidden units, relative to the present one.
+        at: Names of what to change; everything that can be by default.
+        on_stage: Called with the work at hand and the share that is done.
+
+    Raises:
+        SavedModelError: If the folder is not a checkpoint that can be expanded.
+        SurgeryError: If nothing in the model can be changed, or its outputs would change.
+        StorageError: If the new folder cannot be written.
+    """
+    target = None if out is None else _require_new(Path(out).expanduser())
+    checkpoint = read_checkpoint(folder)
+    _require_memory(checkpoint)
+    transformers = import_library("transformers", "transformers")
+    with _quiet(transformers):
+        _tell(on_stage, "loading the model", 0.1)
+        model, notes = _load(transformers, checkpoint)
+        sample = find_sample_input(model)
+        before = run_model(model, sample)
+        _tell(on_stage, "changing the model", 0.3)
+        changes = _change(model, sample, deepen=deepen, widen=widen, at=at)
+        growth = _describe(model, changes, deepen=deepen, widen=widen)
+        if target is not None:
+            _tell(on_stage, "writing the model", 0.6)
+            with storage_errors(target), creating_folder(target) as temporary:
+                notes += _write(model, checkpoint, temporary, growth)
+                _tell(on_stage, "loading what was written", 0.8)
+                _require_same(model, temporary, sample, before)
+    return Expansion(tuple(changes.values()), growth, tuple(notes))
+
+
+def read_checkpoint(folder: str | Path) -> Checkpoint:
+    """Return what a folder holds, without loading its weights or running its code.
+
+    Raises:
+        SavedModelError: If it is not a Transformers model in safetensors, or comes with code.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        hint = "" if path.exists() else "; download the model first, names of the Hub are not read"
+        raise SavedModelError(f"checkpoint {path} is not a folder{hint}.")
+    if (path / ADAPTER_FILE).exists():
+        raise SavedModelError(
+            f"{path} holds a PEFT adapter ({ADAPTER_FILE}); merge it into its model and save that."
+        )
+    config = _read_json(path, CONFIG_FILE)
+    architecture = _require_plain(path, config)
+    weights = _find_weights(path, architecture)
+    return Checkpoint(path, architecture, weights, _dtype_of(weights))
+
+
+def _tell(on_stage: Callable[[str, float], None] | None, work: str, share: float) -> None:
+    if on_stage is not None:
+        on_stage(work, share)
+
+
+def _require_new(out: Path) -> Path:
+    if os.path.lexists(out):
+        raise ConfigError(f"{out} exists and is not overwritten; choose another --out.")
+    if not out.name:
+        raise ConfigError(f"{str(out)!r} is not the name of a new folder.")
+    return out
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        values = parse_json(read_file(folder / name, max_bytes=MAX_JSON_BYTES), allow_nan=True)
+    except FileNotFoundError as error:
+        raise SavedModelError(
+            f"{folder} has no {name}; it must be a folder that save_pretrained wrote."
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else plain_reason(error)
+        raise SavedModelError(f"{folder / name} cannot be read: {reason}.") from error
+    if not isinstance(values, dict):
+        raise SavedModelError(f"{folder / name} must be a JSON object.")
+    return cast("dict[str, Any]", values)
+
+
+def _require_plain(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return the class that a configuration names, if the installed Transformers is all it needs.
+
+    Raises:
+        SavedModelError: If it names code, other files, or quantized weights.
+    """
+    in_python = "load the model in Python and call esper.deepen or esper.widen."
+    for key, value in _settings_in(config):
+        if key in _CODE_KEYS and value:
+            raise SavedModelError(
+                f"{folder} comes with code of its own ({key} in {CONFIG_FILE}), which is not run; "
+                f"if you trust it, {in_python}"
+            )
+        # attn_implementation and its like may name a kernel of the Hub, for all parts or by part.
+        if "implementation" in key and set("/|@") & set(json.dumps(value)):
+            raise SavedModelError(f"{CONFIG_FILE} names code ({key} is {shown(value)}); remove it.")
+        if key in ("use_pretrained_backbone", "transformers_weights") and value:
+            raise SavedModelError(
+                f"{CONFIG_FILE} of {folder} names other weights ({key}); {in_python}"
+            )
+        if key == "quantization_config" and value:
+            raise SavedModelError(
+                f"{folder} is quantized; expand the original model and quantize the result."
+            )
+    names = config.get("architectures")
+    name = cast("list[Any]", names)[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str) or not name.isidentifier():
+        raise SavedModelError(
+            f"{folder / CONFIG_FILE} does not name the class of the model in 'architectures'; "
+            f"{in_python}"
+        )
+    return name
+
+
+def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every key and value of nested JSON."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            pairs = cast("dict[str, Any]", each)
+            yield from pairs.items()
+            waiting += pairs.values()
+        elif isinstance(each, list):
+            waiting += cast("list[Any]", each)
+
+
+def _find_weights(folder: Path, architecture: str) -> tuple[Path, ...]:
+    if (folder / WEIGHTS_FILE).exists():
+        names = [WEIGHTS_FILE]
+    elif (folder / INDEX_FILE).exists():
+        places = _read_json(folder, INDEX_FILE).get("weight_map")
+        found: list[Any] = list(cast("Any", places).values()) if isinstance(places, dict) else []
+        if not found or not all(_is_own_file(name) for name in found):
+            raise SavedModelError(f"{folder / INDEX_FILE} must name safetensors in its folder.")
+        names = sorted(set(found))
+    else:
+        unsafe = sorted(each.name for each in folder.iterdir() if each.suffix in _UNSAFE)
+        if not unsafe:
+            raise SavedModelError(f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}.")
+        raise SavedModelError(
+            f"{folder} has its weights in {unsafe[0]}, which is not read because such files can "
+            "hold code; if you trust it, convert it in Python: "
+            f"transformers.{architecture}.from_pretrained({str(folder)!r}).save_pretrained('new')."
+        )
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise SavedModelError(f"{folder / missing[0]} is missing.")
+    return tuple(folder / name for name in names)
+
+
+def _is_own_file(name: object) -> bool:
+    is_text = isinstance(name, str) and name.endswith(".safetensors")
+    return is_text and Path(cast(str, name)).name == name
+
+
+def _dtype_of(weights: Sequence[Path]) -> torch.dtype | str:
+    """Return the type of all floating-point weights, "auto" if there are several."""
+    found: set[str] = set()
+    for path in weights:
+        try:
+            with cast(Any, safe_open(path, framework="pt")) as file:
+                found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise SavedModelError(f"{path} is damaged: {message_of(error)}.") from error
+    unknown = sorted(name for name in found if name.startswith(("F8", "F4", "F6", "E8")))
+    if unknown:
+        raise SavedModelError(
+            f"the weights are quantized ({unknown[0]}); expand the original model and quantize "
+            "the result."
+        )
+    floats = sorted(found & set(_DTYPES))
+    return _DTYPES[floats[0]] if len(floats) == 1 else "auto"
+
+
+def _require_memory(checkpoint: Checkpoint) -> None:
+    needed, available = COPIES * checkpoint.n_bytes, available_memory()
+    if needed > available:
+        raise ConfigError(
+            f"{checkpoint.folder} holds {amount_of(checkpoint.n_bytes)} of weights; expanding it "
+            f"needs about {amount_of(needed)} of memory, but only {amount_of(available)} is "
+            "available."
+        )
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Generator[None]:
+    """Keep Transformers from printing and warning; problems are reported as errors."""
+    logging = transformers.utils.logging
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+def _load(transformers: Any, checkpoint: Checkpoint) -> tuple[Any, list[str]]:
+    """Return the model in a checkpoint, and notes on weights that it has no use for."""
+    name = checkpoint.architecture
+    cls = getattr(transformers, name, None)
+    base = transformers.PreTrainedModel
+    if not isinstance(cls, type) or not issubclass(cls, base) or cls.config_class is None:
+        raise SavedModelError(
+            f"{CONFIG_FILE} names {name!r} in 'architectures', which is not a model of "
+            f"Transformers {transformers.__version__}."
+        )
+    model, info = _from_pretrained(cls, checkpoint.folder, checkpoint.dtype)
+    wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+    if wrong:
+        raise SavedModelError(
+            f"{checkpoint.folder} does not hold all weights of {name}: {wrong[0]!r} and "
+            f"{len(wrong) - 1} more are missing or of another shape."
+        )
+    unused = sorted(map(str, info["unexpected_keys"]))
+    notes = [f"Left out, because {name} does not use them: {', '.join(unused)}."] if unused else []
+    return model, notes
+
+
+def _from_pretrained(
+    cls: type[Any], folder: Path, dtype: torch.dtype | str
+) -> tuple[Any, Mapping[str, Any]]:
+    try:
+        model, info = cls.from_pretrained(
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (MemoryError, EsperError):
+        raise
+    except Exception as error:  # damaged files give errors of many kinds
+        reason = f"{type(error).__name__}: {message_of(error)}"[:_MAX_REASON].rstrip(".")
+        raise SavedModelError(f"{folder} cannot be loaded as {cls.__name__} ({reason}).") from error
+    return model.eval(), info
+
+
+def _change(
+    model: Any,
+    sample: dict[str, Tensor],
+    *,
+    deepen: int | None,
+    widen: float | None,
+    at: Sequence[str] | None,
+) -> dict[str, Change]:
+    """Widen, then deepen, so that new blocks are as wide as the others."""
+    changes: dict[str, Change] = {}
+    if widen is not None:
+        generator = torch.Generator().manual_seed(0)
+        changes["widen"] = _widen(model, widen, sample_input=sample, at=at, generator=generator)
+    if deepen is not None:
+        changes["deepen"] = _deepen(model, deepen, sample_input=sample, at=at)
+    if not changes:
+        raise SurgeryError("nothing to do; give deepen, widen or both.")
+    return changes
+
+
+_widen, _deepen = widen, deepen
+
+
+def _describe(
+    model: Any, changes: Mapping[str, Change], *, deepen: int | None, widen: float | None
+) -> dict[str, Any]:
+    """Return the content of ``growth.json``."""
+    blocks: dict[str, list[int]] = {}
+    new = changes["deepen"].new_names() if "deepen" in changes else []
+    for row in changes["deepen"].places if "deepen" in changes else ():
+        container = row.place.removesuffix("*").removesuffix(".")
+        start = f"{container}." if container else ""
+        indices = {
+            name.removeprefix(start).partition(".")[0] for name in new if name.startswith(start)
+        }
+        blocks[container] = sorted(map(int, indices))
+    widened = changes["widen"].new_names() if "widen" in changes else []
+    return {
+        "esper": __version__,
+        "model": type(model).__name__,
+        "deepen": deepen,
+        "widen": widen,
+        "new_blocks": blocks,
+        "new_parameters": new,
+        "parameters_with_new_entries": widened,
+    }
+
+
+def _write(
+    model: Any, checkpoint: Checkpoint, folder: Path, growth: Mapping[str, Any]
+) -> list[str]:
+    """Save a model with the other files of its checkpoint; return notes on what is not copied."""
+    sizes = [path.stat().st_size for path in checkpoint.weights]
+    shards: dict[str, Any] = {"max_shard_size": max(sizes)} if len(sizes) > 1 else {}
+    try:
+        model.save_pretrained(str(folder), **shards)
+    except SafetensorError as error:  # how a full disk is reported
+        raise StorageError(f"the model cannot be written: {message_of(error)}.") from error
+    skipped: list[str] = []
+    own = {CONFIG_FILE, INDEX_FILE, GROWTH_FILE, *(path.name for path in checkpoint.weights)}
+    for path in sorted(checkpoint.folder.iterdir()):
+        if path.name in own or path.name.startswith("."):
+            continue
+        is_small = path.is_file() and path.stat().st_size <= MAX_COPIED_BYTES
+        if is_small and path.suffix in _COPIED and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+        else:
+            skipped.append(path.name)
+    write_atomic(folder / GROWTH_FILE, json.dumps(growth, indent=1) + "\n")
+    return [f"Not copied: {', '.join(skipped)}."] if skipped else []
+
+
+def _require_same(
+    model: Any, folder: Path, sample: dict[str, Tensor], before: Sequence[Tensor]
+) -> None:
+    """Load a folder and compare it with the model that was written and the outputs before.
+
+    Raises:
+        SurgeryError: If it is another model.
+    """
+    name = type(model).__name__
+    try:
+        again, _ = _from_pretrained(cast("type[Any]", type(model)), folder, "auto")
+    except SavedModelError as error:
+        reason = message_of(error.__cause__ or error)[:_MAX_REASON].rstrip(".")
+        raise SurgeryError(f"the expanded {name} cannot be loaded again ({reason}).") from error
+    own, other = model.state_dict(), again.state_dict()
+    wrong = [key for key in {**own, **other} if not _is_equal(own.get(key), other.get(key))]
+    if wrong:
+        raise SurgeryError(f"the expanded {name} is loaded with another {wrong[0]!r}.")
+    difference = largest_difference(before, run_model(again, sample))
+    if difference > tolerance_for(before):
+        raise SurgeryError(
+            f"the expanded {name} gives other outputs when it is loaded: they differ by "
+            f"{difference:.0e} of the largest."
+        )
+
+
+def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other)

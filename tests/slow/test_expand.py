@@ -1,0 +1,231 @@
+"""``esper expand`` writes checkpoints that load, compute the same and train like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import esper
+from esper.cli.main import main
+from esper.integrations.sample_inputs import find_sample_input
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+transformers = pytest.importorskip("transformers")
+
+from tests.slow.architectures import ARCHITECTURES, outputs_of  # noqa: E402
+
+BY_NAME = {each.model: each for each in ARCHITECTURES}
+MODELS = (
+    "LlamaForCausalLM",
+    "GPT2LMHeadModel",
+    "T5ForConditionalGeneration",
+    "BertForSequenceClassification",
+    "ViTForImageClassification",
+)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
+    """Return a function that saves a tiny model with other files and returns both."""
+
+    def save(name: str, dtype: torch.dtype = torch.float32, **how: Any) -> tuple[Path, Any]:
+        model = BY_NAME[name].build().to(dtype)
+        folder = tmp_path / "model"
+        model.save_pretrained(folder, **how)
+        (folder / "tokenizer.json").write_text('{"a": 1}')
+        (folder / "code.py").write_text("raise SystemExit")
+        return folder, model
+
+    return save
+
+
+def expand(folder: Path, *words: str) -> Path:
+    out = folder.parent / "larger"
+    assert main(["expand", str(folder), *words, "--out", str(out)]) == 0
+    return out
+
+
+def load(folder: Path, model: Any) -> Any:
+    return type(model).from_pretrained(folder, dtype="auto").eval()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_expanded_checkpoint_gives_the_same_logits(
+    name: str, saved: Callable[..., tuple[Path, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, model = saved(name)
+    out = expand(folder, "--deepen", "2", "--widen", "2")
+    printed = capsys.readouterr().out
+    assert "blocks" in printed
+    assert "Not copied: code.py." in printed
+    again = load(out, model)
+    inputs = BY_NAME[name].inputs
+    expected = outputs_of(model, inputs)
+    torch.testing.assert_close(outputs_of(again, inputs), expected, atol=1e-6, rtol=0.0)
+    assert (out / "tokenizer.json").read_text() == '{"a": 1}'
+    growth = json.loads((out / "growth.json").read_text())
+    names = dict(again.named_parameters())
+    assert set(growth["new_parameters"]) <= set(names)
+    assert set(growth["parameters_with_new_entries"]) <= set(names)
+    old = {key for key, _ in model.named_parameters()}
+    n_new = again.num_parameters() - model.num_parameters()
+    assert sum(names[key].numel() for key in growth["new_parameters"]) < n_new
+    for blocks, indices in growth["new_blocks"].items():
+        assert len(indices) == 2
+        assert all(f"{blocks}.{index}." in "".join(growth["new_parameters"]) for index in indices)
+    assert len(names) == len(old) + len(growth["new_parameters"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_shards_and_their_type_are_kept(
+    dtype: torch.dtype, saved: Callable[..., tuple[Path, Any]]
+) -> None:
+    folder, model = saved("LlamaForCausalLM", dtype, max_shard_size=8000)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    out = expand(folder, "--deepen", "2")
+    assert len(list(out.glob("*.safetensors"))) > 1
+    again = load(out, model)
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype}
+    inputs = BY_NAME["LlamaForCausalLM"].inputs
+    assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
+
+
+def test_a_dry_run_writes_nothing(
+    saved: Callable[..., tuple[Path, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved("GPT2LMHeadModel")
+    assert main(["expand", str(folder), "--widen", "2", "--dry-run"]) == 0
+    assert "transformer.h.*.mlp" in capsys.readouterr().out
+    assert os.listdir(folder.parent) == ["model"]
+
+
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_a_trained_expanded_decoder_generates_the_same_with_and_without_a_cache(
+    name: str, saved: Callable[..., tuple[Path, Any]]
+) -> None:
+    folder, model = saved(name)
+    again = load(expand(folder, "--deepen", "2", "--widen", "2"), model)
+    inputs = {**BY_NAME[name].inputs}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(**inputs, **options)
+    assert torch.equal(again.generate(**inputs, **options), expected)
+    disturb(again)
+    tokens = [again.generate(**inputs, **options, use_cache=cache) for cache in (True, False)]
+    assert torch.equal(*tokens)
+
+
+def disturb(model: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+class Copies(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        tokens = torch.arange(6) + index + 3
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def test_the_trainer_trains_only_the_new_blocks(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    architecture = BY_NAME["LlamaForCausalLM"]
+    model = architecture.build()
+    change = esper.deepen(model, 2, sample_input=architecture.inputs)
+    change.freeze_old()
+    new = set(change.new_names())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    args = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=2, learning_rate=0.1, report_to=[]
+    )
+    transformers.Trainer(model, args, train_dataset=Copies()).train()
+    after = model.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert changed <= new
+    model.save_pretrained(tmp_path / "trained")
+    again = load(tmp_path / "trained", model)
+    inputs = architecture.inputs
+    assert torch.equal(outputs_of(again, inputs), outputs_of(model.eval(), inputs))
+
+
+def test_peft_adapts_an_expanded_checkpoint(saved: Callable[..., tuple[Path, Any]]) -> None:
+    peft = pytest.importorskip("peft")
+    folder, model = saved("LlamaForCausalLM")
+    again = load(expand(folder, "--deepen", "2"), model)
+    adapted = peft.get_peft_model(again, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    inputs = BY_NAME["LlamaForCausalLM"].inputs
+    assert torch.equal(outputs_of(adapted, inputs), outputs_of(model, inputs))
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "ViTForImageClassification"])
+def test_an_expanded_checkpoint_is_exported(
+    name: str, saved: Callable[..., tuple[Path, Any]]
+) -> None:
+    folder, model = saved(name)
+    again = load(expand(folder, "--deepen", "1", "--widen", "2"), model)
+    inputs = BY_NAME[name].inputs
+    program = torch.export.export(again, (), dict(inputs))
+    expected = outputs_of(model, inputs)
+    torch.testing.assert_close(program.module()(**inputs).logits, expected, atol=1e-6, rtol=0.0)
+
+
+def test_a_kill_leaves_nothing_at_the_new_name(saved: Callable[..., tuple[Path, Any]]) -> None:
+    folder, _ = saved("GPT2LMHeadModel")
+    out = folder.parent / "larger"
+    words = ["expand", str(folder), "--deepen", "1", "--out", str(out)]
+    script = (
+        "import os, signal\n"
+        "from esper.cli.main import main\n"
+        "from esper.integrations import checkpoints\n"
+        "checkpoints._require_same = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"main({words!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert len(os.listdir(folder.parent)) == 2
+    assert main(words) == 0
+    assert sorted(os.listdir(folder.parent)) == ["larger", "model"]
+
+
+def test_what_loads_as_something_else_is_not_kept(
+    saved: Callable[..., tuple[Path, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, _ = saved("GPT2LMHeadModel")
+    save = transformers.GPT2LMHeadModel.save_pretrained
+
+    def save_another(model: Any, *given: Any, **options: Any) -> None:
+        disturb(model.transformer.h[0])
+        save(model, *given, **options)
+        disturb(model.transformer.h[0])
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "save_pretrained", save_another)
+    words = ["expand", str(folder), "--deepen", "1", "--out", str(folder.parent / "larger")]
+    assert main(words) == 2
+    assert "is loaded with another 'transformer.h.0." in capsys.readouterr().err
+    assert os.listdir(folder.parent) == ["model"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.model)
+def test_an_input_is_made_from_the_configuration(architecture: Any) -> None:
+    model = architecture.build()
+    inputs = find_sample_input(model)
+    assert inputs.keys() == architecture.inputs.keys()
+    assert outputs_of(model, inputs).isfinite().any()
