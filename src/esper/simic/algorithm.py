@@ -34,7 +34,6 @@ from esper.errors import (
     ConfigError,
     DtypeError,
     EsperWarning,
-    NonFiniteError,
     UnsupportedEnvironmentError,
 )
 from esper.modes import evaluation_mode, suitable_threads
@@ -384,13 +383,7 @@ class PPO:
         notify(callbacks, "on_update_end", self)
 
     def _update(self, buffer: TamiyoRolloutBuffer) -> UpdateReport:
-        """Improve the policy, or leave the agent as it was if it fails or is interrupted."""
-        before = self.agent.state_dict()
-        try:
-            report = self.agent.update(buffer)
-        except (NonFiniteError, KeyboardInterrupt):
-            self.agent.load_state_dict(before)
-            raise
+        report = self.agent.update(buffer)
         self.policy.learn_observations(buffer.flat("observations"))
         return report
 

@@ -1,14 +1,14 @@
 """A rollout as the update reads it: prepared once, then split into minibatches.
 
 Shapes: ``E`` environments, ``T`` steps, ``N`` steps of a minibatch, ``H`` heads, ``D`` discrete
-heads. Values for each head of each step are laid out with the steps contiguous, as the policy's
-are.
+heads, ``K`` choices of the widest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,11 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.errors import NonFiniteError, RolloutError
-from esper.simic.agent.losses import explained_variance, normalize_advantages
+from esper.simic.agent.losses import (
+    explained_variance,
+    normalize_advantages,
+    relevant_log_ratio,
+)
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.policy.action_spec import all_choices
 from esper.simic.policy.normalizers import ReturnNormalizer
@@ -44,8 +48,8 @@ class Minibatch:
     """``[R, state size]`` before each sequence."""
     cells: Tensor | None
     """``[N]`` the cells of the grid that are steps; None for all."""
-    legal: Any
-    """The masks of the N steps, in the form that the policy reads."""
+    legal: Tensor | None
+    """``[N, D, K]`` bool, the choices that were legal; None if all were."""
     actions: Tensor
     """``[N, D]``."""
     numbers: Tensor | None
@@ -64,6 +68,38 @@ class Minibatch:
     """``[N, H]`` 1 where the step is free and some legal op reads the head."""
     n_free: Tensor
     """Number of free steps, which have more than one legal action; at least 1."""
+
+    def evaluate(self, policy: Policy) -> EvaluatedMinibatch:
+        """Return the minibatch with what a policy says about its steps."""
+        evaluation = policy.evaluate(
+            self.observations,
+            self.resets,
+            self.state,
+            self.cells,
+            self.legal,
+            self.actions,
+            self.numbers,
+        )
+        return EvaluatedMinibatch(**vars(self), **evaluation._asdict())
+
+
+@dataclass(frozen=True)
+class EvaluatedMinibatch(Minibatch):
+    """What a loss is computed from. Gradients flow through what is declared here."""
+
+    log_probs: Tensor
+    """``[N, H]`` of the actions that were taken, under the current policy."""
+    entropies: Tensor
+    """``[N, H]``."""
+    values: Tensor
+    """``[N]`` normalised as the critic learns."""
+    features: Tensor
+    """``[N, F]`` that the policy's heads read."""
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """``[N, H]`` log(new probability / old probability); 0 where a head did not matter."""
+        return relevant_log_ratio(self.log_probs, self.old_log_probs, self.relevant)
 
 
 class PreparedRollout:
@@ -112,15 +148,12 @@ class PreparedRollout:
         every = all_choices(buffer.spec, buffer.device)
         self._is_everything_legal = bool((buffer.flat("masks") == every).all())
         self._steps = {
+            "actions": buffer.flat("actions"),
+            "old_log_probs": buffer.flat("log_probs"),
             "old_values": normalizer.normalize(values),
             "returns": normalizer.normalize(returns),
             "advantages": advantages,
             **self._weigh_heads(),
-        }
-        self._by_head = {
-            "old_log_probs": buffer.flat("log_probs").t().contiguous(),
-            "relevant": self._steps.pop("relevant"),
-            "available": self._steps.pop("available"),
         }
         self._whole = None
         if self._n_minibatches == 1:
@@ -180,7 +213,7 @@ class PreparedRollout:
         )
 
     def _weigh_heads(self) -> dict[str, Tensor]:
-        """Return which heads mattered and could have, ``[H, T * E]``, and which steps are free."""
+        """Return which heads mattered and could have, ``[T * E, H]``, and which steps are free."""
         buffer, spec = self._buffer, self._buffer.spec
         legal, actions = buffer.flat("masks"), buffer.flat("actions")
         relevant, available = spec.relevance_of(actions), spec.availability_of(legal)
@@ -190,14 +223,13 @@ class PreparedRollout:
         is_free = (has_choice & relevant).any(dim=-1)
         return {
             "is_free": is_free.float(),
-            "relevant": (relevant & is_free.unsqueeze(1)).t().float().contiguous(),
-            "available": (available & is_free.unsqueeze(1)).t().float().contiguous(),
+            "relevant": (relevant & is_free.unsqueeze(1)).float(),
+            "available": (available & is_free.unsqueeze(1)).float(),
         }
 
     def _build(self, grid: SequenceGrid) -> Minibatch:
         buffer, take = self._buffer, grid.take
         taken = {name: take(stored) for name, stored in self._steps.items()}
-        by_head = {name: take(stored, dim=1).t() for name, stored in self._by_head.items()}
         has_memory = self._has_memory
 
         def observe(stored: Tensor) -> Tensor:
@@ -214,14 +246,10 @@ class PreparedRollout:
                 0, grid.starts if has_memory else grid.steps
             ),
             cells=grid.cells if has_memory else None,
-            legal=self._policy.lay_out_masks(
-                take(buffer.flat("masks")), is_everything=self._is_everything_legal
-            ),
-            actions=take(buffer.flat("actions").t().contiguous(), dim=1).t(),
+            legal=None if self._is_everything_legal else take(buffer.flat("masks")),
             numbers=take(buffer.flat("numbers")) if buffer.spec.dims else None,
             n_free=taken.pop("is_free").sum().clamp(min=1.0),
             **taken,
-            **by_head,
         )
 
 
@@ -244,26 +272,30 @@ def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
     leaves = {
         name: torch.split(leaf, sizes) for name, leaf in leaves_of(batch.observations).items()
     }
-    split = {name: torch.split(getattr(batch, name), sizes) for name in _SPLIT}
-    numbers = None if batch.numbers is None else torch.split(batch.numbers, sizes)
+    split = {
+        name: torch.split(tensor, sizes)
+        for name in _SPLIT
+        if (tensor := getattr(batch, name)) is not None
+    }
     free = torch.split(batch.relevant.amax(dim=1), sizes)
-    legal = batch.legal.split(sizes)
     for i in range(len(sizes)):
         part = {name: leaf[i] for name, leaf in leaves.items()}
+        tensors: dict[str, Any] = dict.fromkeys(_SPLIT)
+        tensors |= {name: parts[i] for name, parts in split.items()}
         yield Minibatch(
             observations=part[""] if isinstance(batch.observations, Tensor) else part,
             resets=None,
             cells=None,
-            legal=legal[i],
-            numbers=None if numbers is None else numbers[i],
-            n_free=free[i].sum().clamp_(min=1.0),
-            **{name: parts[i] for name, parts in split.items()},
+            n_free=free[i].sum().clamp(min=1.0),
+            **tensors,
         )
 
 
 _SPLIT = (
     "state",
+    "legal",
     "actions",
+    "numbers",
     "old_log_probs",
     "old_values",
     "returns",
@@ -271,4 +303,4 @@ _SPLIT = (
     "relevant",
     "available",
 )
-"""The tensors of a minibatch that always have an entry for each step."""
+"""The tensors of a minibatch that have an entry for each step."""

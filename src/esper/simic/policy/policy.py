@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import LegalChoices, MaskInput, as_choice_masks
+from esper.simic.policy.masks import MaskInput, as_choice_masks
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size
 from esper.simic.tensors import check_tensor
 
@@ -50,6 +50,19 @@ class Decision:
     """``[B, P + C]`` the network's outputs that the heads drew from, if it keeps them."""
 
 
+class Evaluation(NamedTuple):
+    """What a policy says about steps that were taken. Gradients flow through all of it."""
+
+    log_probs: Tensor
+    """``[N, H]`` of what each head chose."""
+    entropies: Tensor
+    """``[N, H]``."""
+    values: Tensor
+    """``[N]`` in the units that the critic learns in."""
+    features: Tensor
+    """``[N, F]`` that the heads read."""
+
+
 class Policy(nn.Module, ABC):
     """A policy with a value, with memory or without: one step of a network, and heads on it."""
 
@@ -75,11 +88,11 @@ class Policy(nn.Module, ABC):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-        legal: LegalChoices,
+        legal: Tensor | None,
         actions: Tensor,
         numbers: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities ``[N, H]``, entropies ``[N, H]`` and values ``[N]``.
+    ) -> Evaluation:
+        """Return log-probabilities, entropies, values and features of steps that were taken.
 
         Args:
             observations: ``[L, R, ...]``, a grid of sequences side by side; ``[N, ...]`` for a
@@ -87,7 +100,7 @@ class Policy(nn.Module, ABC):
             resets: ``[L, R]`` bool, cells that only set the state to zero; None for none.
             state: ``[R, state size]`` before the first row.
             cells: ``[N]`` the cells of the grid, row by row, that are steps; None for all.
-            legal: The legal choices of the N steps.
+            legal: ``[N, D, K]`` bool, the choices that were legal; None if all were.
             actions: ``[N, D]`` the choices taken.
             numbers: ``[N, C]`` the numbers drawn by continuous heads.
         """
@@ -141,24 +154,13 @@ class Policy(nn.Module, ABC):
     def probabilities(self, decision: Decision) -> Tensor:
         """Return the probability ``[B, P]`` of each choice in a decision of this policy."""
         assert decision.outputs is not None, "the policy keeps its outputs"
-        return self.heads.probabilities(decision.outputs, self.lay_out_masks(decision.legal))
+        return self.heads.probabilities(decision.outputs, decision.legal)
 
     @torch.no_grad()
     def is_finite(self, observations: Observations, state: Tensor) -> bool:
         """Return whether outputs and values of observations ``[B, ...]`` are all finite."""
         outputs, values, _ = self._step(observations, state)
         return bool(torch.isfinite(outputs).all() & torch.isfinite(values).all())
-
-    def lay_out_masks(self, legal: Tensor, *, is_everything: bool = False) -> LegalChoices:
-        """Return masks ``[N, D, K]`` in the form that :meth:`evaluate` reads.
-
-        Args:
-            legal: The legal choices.
-            is_everything: Whether all choices are known to be legal.
-        """
-        # A log-probability needs at least single precision, whatever the weights are in.
-        dtype = torch.promote_types(self._output_weight.dtype, torch.float32)
-        return LegalChoices.of(self.spec, legal, dtype, is_everything=is_everything)
 
     def _initialize_with(self, generator: torch.Generator | None) -> None:
         """Draw all weights, from the default seed if there is no generator."""
