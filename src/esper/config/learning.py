@@ -106,7 +106,7 @@ class PPOConfig(Settings):
     gae_lambda: UnitInterval = 0.95
     clip_range: NonNegativeFloat = 0.2
     clip: Literal["per-head", "joint"] = "per-head"
-    clip_range_vf: PositiveFloat | None = None
+    clip_range_vf: NonNegativeFloat | None = None
     ent_coef: NonNegativeFloat = 0.0
     vf_coef: NonNegativeFloat = 0.5
     max_grad_norm: PositiveFloat | None = 0.5

@@ -39,6 +39,8 @@ from esper.errors import (
 from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ShowProgress
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
+from esper.simic.agent.optimizers import MakeOptimizer
+from esper.simic.agent.ppo import LossFunction
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
 from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
@@ -49,6 +51,7 @@ from esper.simic.rollout.actions import ActionCodec, MaskLike, MaskReader, requi
 from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, VectorCollector
 from esper.simic.rollout.environments import Env, Environments
 from esper.simic.rollout.factory import EnvLike, adapt, declared_spec, make_members, spaces_of
+from esper.simic.rollout.sb3_envs import is_sb3_vec_env
 from esper.simic.rollout.space_json import decode_space, encode_space, is_same_space
 from esper.simic.schedules import Rate, Schedule, rate_at
 from esper.simic.settings import (
@@ -99,13 +102,15 @@ class PPO:
         normalize_rewards: bool = False,
         verbose: int = 0,
         device: str | torch.device = "cpu",
+        loss: LossFunction | None = None,
+        optimizer: MakeOptimizer | None = None,
         **settings: Unpack[PPOSettings],
     ) -> None:
         """Make environments and a policy for them.
 
         Args:
             env: An id for ``gymnasium.make``, an environment, a class or function that makes one,
-                or a vector environment.
+                or a vector environment of Gymnasium or of Stable-Baselines3.
             policy: ``"mlp"``, ``"lstm"``, ``"cnn"``, ``"multi-input"``, or a network of your own
                 (see :mod:`esper.simic.policy.networks`), or a class or function that makes one from
                 the observation space. By default what fits the observations: ``"mlp"`` for vectors,
@@ -122,6 +127,10 @@ class PPO:
             normalize_rewards: Scale rewards by the running deviation of returns; by default not.
             verbose: 1 prints the metrics of every update; 0, the default, prints nothing.
             device: ``"cpu"`` or ``"auto"``, which mean the same: training is on the CPU.
+            loss: What to minimise instead of :meth:`PPOAgent.loss`: a function of the agent and a
+                minibatch that returns a scalar and a dict of terms to report.
+            optimizer: A class of ``torch.optim``, or a function that makes an optimizer of
+                parameters; by default Adam.
             **settings: Settings of :class:`PPOConfig`, named as in Stable-Baselines3. The learning
                 rate, clip range and entropy weight may be functions of the share of training left.
                 With memory, batch_size is 128 and sequence_length 64 by default.
@@ -143,7 +152,9 @@ class PPO:
         self._env = env
         self.observation_space, self.action_space = spaces_of(members)
         own_spec = declared_spec(members[0] if isinstance(members, list) else members)
-        self._setup(policy, action_spec or own_spec, network or NetworkConfig(), settings)
+        self._setup(
+            policy, action_spec or own_spec, network or NetworkConfig(), settings, loss, optimizer
+        )
         self._attach(members)
         default = max(1, STEPS_PER_ROLLOUT // self.n_envs)
         if self.policy.state_size:
@@ -276,20 +287,26 @@ class PPO:
         """Add a number to :attr:`metrics`; for callbacks."""
         self.metrics[name] = float(value)
 
-    def set_rates(
-        self,
-        *,
-        learning_rate: float | None = None,
-        clip_range: float | None = None,
-        ent_coef: float | None = None,
-        **unknown: Never,
-    ) -> None:
-        """Replace the learning rate, clip range or entropy weight, and their schedules."""
-        for name in unknown:
-            raise ConfigError(f"there is no rate {name!r}; rates are {', '.join(SCHEDULED)}.")
-        for name, value in zip(SCHEDULED, (learning_rate, clip_range, ent_coef), strict=True):
-            if value is not None:
-                self._rates[name] = float(value)
+    def set_env(self, env: EnvLike) -> None:
+        """Train on other environments, of the same spaces, from the next call of learn on.
+
+        Args:
+            env: As for :class:`PPO`; an id, class or function makes as many as there are now.
+        """
+        members = self._make_members(env, self.n_envs)
+        rewards = self._rewards
+        self._env, self._collector = env, None
+        self._attach(members)
+        self._add_reward_normalizer(rewards is not None)
+        if self._rewards is not None and rewards is not None:
+            self._rewards.load_state_dict(rewards.state_dict())
+
+    def set_rates(self, **rates: float) -> None:
+        """Replace the learning rate, clip ranges or entropy weight, and their schedules."""
+        for name, value in rates.items():
+            if name not in SCHEDULED:
+                raise ConfigError(f"there is no rate {name!r}; rates are {', '.join(SCHEDULED)}.")
+            self._rates[name] = float(value)
         self.agent.set_rates(**self._current_rates())
 
     def warn(self, message: str) -> None:
@@ -311,8 +328,8 @@ class PPO:
         return self._is_stopped or self.num_timesteps >= self.total_timesteps
 
     @property
-    def rates(self) -> dict[str, Rate]:
-        """Learning rate, clip range and entropy weight: constants, or functions of what is left."""
+    def rates(self) -> dict[str, Rate | None]:
+        """Learning rate, clip ranges, entropy weight: constants, or functions of what is left."""
         return dict(self._rates)
 
     @property
@@ -390,7 +407,11 @@ class PPO:
     def _current_rates(self) -> dict[str, float]:
         span = max(1, self.total_timesteps - self._first_timestep)
         remaining = min(1.0, max(0.0, (self.total_timesteps - self.num_timesteps) / span))
-        return {name: rate_at(name, rate, remaining) for name, rate in self._rates.items()}
+        return {
+            name: rate_at(name, rate, remaining)
+            for name, rate in self._rates.items()
+            if rate is not None
+        }
 
     def _describe(self, episodes: CollectedEpisodes, report: UpdateReport, seconds: float) -> None:
         """Set :attr:`metrics`, under the names of Stable-Baselines3."""
@@ -410,6 +431,8 @@ class PPO:
             "train/explained_variance": report.explained_variance,
             "train/gradient_norm": report.gradient_norm,
             "train/n_gradient_steps": float(report.gradient_steps),
+            "train/loss": report.loss,
+            **{f"train/{name}": value for name, value in report.other_terms.items()},
         }
         if self._recent:
             returns, lengths = zip(*self._recent, strict=True)
@@ -543,7 +566,9 @@ class PPO:
         *,
         policy: nn.Module | MakeNetwork | None = None,
         device: str | torch.device = "cpu",
-        **unknown: Never,
+        loss: LossFunction | None = None,
+        optimizer: MakeOptimizer | None = None,
+        **settings: Unpack[PPOSettings],
     ) -> Self:
         """Return a saved model. Nothing is unpickled and no code of the file is run.
 
@@ -552,10 +577,15 @@ class PPO:
             env: An environment to go on training on; by default another with the saved id.
             policy: The network, if it is one of your own.
             device: As for :class:`PPO`.
+            loss: The loss, if it is one of your own.
+            optimizer: The optimizer, if it is not the default; another one than before starts
+                without moments.
+            **settings: Settings of :class:`PPOConfig` to change.
         """
-        reject_unknown("load", unknown, ("path", "env", "policy", "device"))
+        reject_unknown("load", settings, (*_LOADED, *PPOConfig.__dataclass_fields__))
         require_cpu(device)
-        return cls._from_saved(_read(path), env, policy, path)
+        saved = _read(path)
+        return cls._from_saved(saved, env, policy, path, loss, optimizer, settings)
 
     @classmethod
     def resume(
@@ -564,6 +594,8 @@ class PPO:
         env: EnvLike | None = None,
         *,
         policy: nn.Module | MakeNetwork | None = None,
+        loss: LossFunction | None = None,
+        optimizer: MakeOptimizer | None = None,
     ) -> Self:
         """Return a model as its last checkpoint left it; ``learn()`` then continues exactly.
 
@@ -576,7 +608,7 @@ class PPO:
                 f"{path} holds a saved model but no checkpoint; use PPO.load, or save checkpoints "
                 "by callbacks=Checkpoint(folder)."
             )
-        model = cls._from_saved(saved, env, policy, path)
+        model = cls._from_saved(saved, env, policy, path, loss, optimizer, {})
         if model._environments is None:
             raise UnsupportedEnvironmentError(
                 f"{path} was trained on an environment without an id; pass it: "
@@ -595,7 +627,7 @@ class PPO:
     def settings(self) -> dict[str, Any]:
         """Return everything that decides training, as plain values."""
         rates: dict[str, Any] = {
-            name: asdict(rate) if isinstance(rate, Schedule) else float(self._current_rates()[name])
+            name: asdict(rate) if isinstance(rate, Schedule) else self._current_rates().get(name)
             for name, rate in self._rates.items()
         }
         return {
@@ -607,6 +639,7 @@ class PPO:
             "normalize_rewards": self._rewards is not None,
             "network": {**asdict(self.network), "hidden_sizes": list(self.network.hidden_sizes)},
             "ppo": {**asdict(self.config), **rates},
+            **self._own_parts,
         }
 
     # -- inside -----------------------------------------------------------------------------------
@@ -617,6 +650,8 @@ class PPO:
         action_spec: ActionSpec | None,
         network: NetworkConfig,
         settings: Any,
+        loss: LossFunction | None,
+        optimizer: MakeOptimizer | None,
     ) -> None:
         """Build the agent for the spaces, which are known."""
         spec = require_spec(self.action_space, action_spec)
@@ -632,7 +667,8 @@ class PPO:
         if made.state_size:
             defaults = {k: v for k, v in WITH_MEMORY.items() if k not in settings}
             config = replace(config, **defaults)
-        self.agent = PPOAgent(spec, made, config, seed=seed)
+        self.agent = PPOAgent(spec, made, config, seed=seed, loss=loss, optimizer=optimizer)
+        self._own_parts = {"loss": _own_name(loss), "optimizer": _own_name(optimizer)}
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
         self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
         self._generator = torch.Generator().manual_seed(seed)
@@ -706,9 +742,21 @@ class PPO:
 
     @classmethod
     def _from_saved(
-        cls, saved: dict[Any, Any], env: EnvLike | None, policy: Any, path: Any
+        cls,
+        saved: dict[Any, Any],
+        env: EnvLike | None,
+        policy: Any,
+        path: Any,
+        loss: LossFunction | None,
+        optimizer: MakeOptimizer | None,
+        changed: PPOSettings,
     ) -> Self:
         settings = saved["settings"]
+        for part, given in (("loss", loss), ("optimizer", optimizer)):
+            if settings[part] is not None and given is None:
+                raise CheckpointError(
+                    f"{path} was trained with {part}={settings[part]}; pass {part}=."
+                )
         name = settings["policy"]
         if policy is None and name not in POLICIES:
             raise CheckpointError(
@@ -732,11 +780,15 @@ class PPO:
         members = None
         if source is not None:
             members = model._make_members(source, settings["n_envs"])
-        model._setup(policy or name, spec, network, ppo)
+        model._setup(policy or name, spec, network, {**ppo, **changed}, loss, optimizer)
+        rates = {name: getattr(model.config, name) for name in changed if name in SCHEDULED}
         if members is not None:
             model._attach(members)
         model._add_reward_normalizer(settings["normalize_rewards"])
+        if settings["optimizer"] != _own_name(optimizer):
+            saved["agent"]["optimizer"] = model.agent.optimizer.state_dict()
         model.agent.load_state_dict(saved["agent"])
+        model.agent.set_rates(**rates)
         model.num_timesteps = model.total_timesteps = saved["num_timesteps"]
         model._has_masks = saved["has_masks"]
         if model._rewards is not None and saved["rewards"] is not None:
@@ -806,15 +858,24 @@ def _read(path: str | os.PathLike[str]) -> dict[Any, Any]:
     return to_nested(CheckpointFolder(path).latest().state)
 
 
+_LOADED = ("path", "env", "policy", "device", "loss", "optimizer")
+"""Arguments of ``PPO.load`` that are not settings of the update."""
+
+
+def _own_name(part: Any) -> str | None:
+    """Return the name of a class or function of the user's; None for none."""
+    return None if part is None else getattr(part, "__name__", type(part).__name__)
+
+
 def _is_made(env: Any) -> bool:
     """Return whether it is an environment and not what makes one."""
-    return isinstance(env, (gymnasium.Env, VectorEnv))
+    return isinstance(env, (gymnasium.Env, VectorEnv)) or is_sb3_vec_env(env)
 
 
 def _name_of(env: Any) -> str:
     """Return the name of an environment, class or function for a message."""
-    if _is_made(env):
-        return type(env.unwrapped).__name__
+    if isinstance(env, (gymnasium.Env, VectorEnv)):
+        return type(cast(Any, env).unwrapped).__name__
     return getattr(env, "__name__", type(env).__name__)
 
 

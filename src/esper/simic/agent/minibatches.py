@@ -139,7 +139,7 @@ class PreparedRollout:
         self._require_legal_actions(everything)
         values, returns = buffer.flat("values"), buffer.flat("returns")
         self.explained_variance = explained_variance(take(values), take(returns))
-        if config.normalize_returns:
+        if config.normalize_returns and policy.is_value_trained:
             policy.rescale_value(*normalizer.update(take(returns)))
         advantages = buffer.flat("advantages").clone()
         if config.normalize_advantage:

@@ -264,9 +264,15 @@ class PPOAgent:
         learning_rate: float | None = None,
         ent_coef: float | None = None,
         clip_range: float | None = None,
+        clip_range_vf: float | None = None,
     ) -> None:
-        """Change the step size, the entropy bonus or the clip range, as schedules do."""
-        rates = {"learning_rate": learning_rate, "ent_coef": ent_coef, "clip_range": clip_range}
+        """Change the step size, the entropy bonus or a clip range, as schedules do."""
+        rates = {
+            "learning_rate": learning_rate,
+            "ent_coef": ent_coef,
+            "clip_range": clip_range,
+            "clip_range_vf": clip_range_vf,
+        }
         changed = {name: value for name, value in rates.items() if value is not None}
         self.config = replace(self.config, **changed)
         set_learning_rate(self.optimizer, self.config.learning_rate, self._rate_shares)
@@ -294,6 +300,7 @@ class PPOAgent:
                 "learning_rate": float(config.learning_rate),
                 "ent_coef": float(config.ent_coef),
                 "clip_range": float(config.clip_range),
+                "clip_range_vf": config.clip_range_vf,
             },
         }
         return copy.deepcopy(state)

@@ -98,6 +98,11 @@ class ActorCriticPolicy(Policy):
         log_probs, entropies = self.heads.evaluate(outputs, legal, actions, numbers)
         return Evaluation(log_probs, entropies, values, features)
 
+    @property
+    def is_value_trained(self) -> bool:
+        """Whether the layer that gives the value is trained."""
+        return self.value_layer.weight.requires_grad
+
     @torch.no_grad()
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
         """Replace the value ``v`` by ``scale * v + shift``, exactly, for every state."""

@@ -105,6 +105,11 @@ class Policy(nn.Module, ABC):
             numbers: ``[N, C]`` the numbers drawn by continuous heads.
         """
 
+    @property
+    @abstractmethod
+    def is_value_trained(self) -> bool:
+        """Whether the layer that gives the value is trained; one that is frozen stays as it is."""
+
     @abstractmethod
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
         """Replace the value ``v`` by ``scale * v + shift``, exactly, for every state."""

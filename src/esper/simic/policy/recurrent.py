@@ -52,7 +52,6 @@ class RecurrentTrunk(Policy):
         self.spec = spec
         self.observation_spec = ObservationSpec.of(observation_size)
         self.heads = heads or ActionHeads(spec)
-        self._cell_weights: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def _add_trunk(
         self, n_inputs: int, n_outputs: int, config: PolicyConfig | NetworkConfig
@@ -134,6 +133,11 @@ class RecurrentTrunk(Policy):
             extra = None if extra is None else extra.index_select(-2, cells)
         return *self._output(hidden, extra), hidden
 
+    @property
+    def is_value_trained(self) -> bool:
+        """Whether the layer that gives the value is trained."""
+        return self.outputs.weight.requires_grad
+
     @torch.no_grad()
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
         """Replace the value ``v`` by ``scale * v + shift``, exactly, for every state."""
@@ -150,16 +154,7 @@ class RecurrentTrunk(Policy):
 
     def _lstm_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the LSTM's input weights, recurrent weights and their two biases."""
-        # Looked up once: finding parameters by name takes a while.
-        if self._cell_weights is None:
-            lstm = cast(Any, self.lstm)
-            self._cell_weights = (
-                lstm.weight_ih_l0,
-                lstm.weight_hh_l0,
-                lstm.bias_ih_l0,
-                lstm.bias_hh_l0,
-            )
-        return self._cell_weights
+        return cast("tuple[Tensor, Tensor, Tensor, Tensor]", tuple(self.lstm.all_weights[0]))
 
     @torch.no_grad()
     def _initialize_trunk(self, generator: torch.Generator) -> None:
