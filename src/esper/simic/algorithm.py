@@ -44,7 +44,7 @@ from esper.simic.agent.ppo import LossFunction
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
 from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
-from esper.simic.policy.observations import ObservationLike, ObservationSpec
+from esper.simic.policy.observations import ObservationLike, ObservationSpec, map_leaves
 from esper.simic.policy.policy import Policy
 from esper.simic.progress import LearningProgress, MetricsTable
 from esper.simic.rollout.actions import ActionCodec, MaskLike, MaskReader, require_spec
@@ -60,10 +60,9 @@ from esper.simic.settings import (
     PPOSettings,
     check_minibatches,
     describe_settings,
-    require_cpu,
     split_rates,
 )
-from esper.simic.tensors import check_tensor
+from esper.simic.tensors import check_tensor, choose_device, to_device
 from esper.storage.checkpoint_folder import CheckpointFolder, step_of
 from esper.storage.state import from_nested, to_nested
 
@@ -126,7 +125,8 @@ class PPO:
             action_spec: Which heads of a factored action matter when; by default all always do.
             normalize_rewards: Scale rewards by the running deviation of returns; by default not.
             verbose: 1 prints the metrics of every update; 0, the default, prints nothing.
-            device: ``"cpu"`` or ``"auto"``, which mean the same: training is on the CPU.
+            device: Where the policy acts and learns: ``"cpu"`` (the default), ``"cuda"``, ``"mps"``
+                or ``"auto"``, the best that there is. Environments stay on the CPU.
             loss: What to minimise instead of :meth:`PPOAgent.loss`: a function of the agent and a
                 minibatch that returns a scalar and a dict of terms to report.
             optimizer: A class of ``torch.optim``, or a function that makes an optimizer of
@@ -145,7 +145,7 @@ class PPO:
                 f"PPO({given}, policy={sb3_names.POLICIES[env]!r})."
             )
         check("network", network, NetworkConfig | None)
-        require_cpu(device)
+        self._device = choose_device(device)
         self.verbose = require_choice("verbose", verbose, (0, 1))
         self.seed = secrets.randbelow(2**31) if seed is None else int(seed)
         members = make_members(env, n_envs)
@@ -477,20 +477,24 @@ class PPO:
         observations = spec.read_list([observation]) if batch is None else spec.read(observation)
         n = batch or 1
         if state is None:
-            state = torch.zeros(n, policy.state_size)
+            state = torch.zeros(n, policy.state_size, device=self.device)
         check_tensor("state", state, (n, policy.state_size))
         if episode_start is not None:
             starts = torch.from_numpy(np.atleast_1d(np.asarray(episode_start, np.bool_)))
+            starts = to_device(starts, self.device)
             state = state.masked_fill(starts.unsqueeze(-1), 0.0)
         legal = self._read_masks(masks, is_batch=batch is not None)
         with evaluation_mode(policy):
             decision = policy.act(
-                observations, legal, state, None if deterministic else self._generator
+                map_leaves(lambda tensor: to_device(tensor, self.device), observations),
+                legal,
+                state,
+                None if deterministic else self._generator,
             )
-        numbers = None if decision.numbers is None else decision.numbers.numpy()
+        actions, numbers = decision.read(policy.spec)
         if batch is None:
-            return self._codec.each(decision.actions.numpy(), numbers)[0], decision.next_state
-        return self._codec.batch(decision.actions.numpy(), numbers), decision.next_state
+            return self._codec.each(actions, numbers)[0], decision.next_state
+        return self._codec.batch(actions, numbers), decision.next_state
 
     def _read_masks(self, masks: Any, *, is_batch: bool) -> Any:
         """Return masks given to :meth:`predict` as the policy reads them; warn once of none."""
@@ -531,7 +535,7 @@ class PPO:
                 "or a function that makes one."
             )
         members = self._make_members(source, n_envs)
-        return adapt(members, self.agent.spec, squash=self.network.squash, device="cpu")
+        return adapt(members, self.agent.spec, squash=self.network.squash, device=self.device)
 
     def close(self) -> None:
         """Close the environments."""
@@ -583,9 +587,9 @@ class PPO:
             **settings: Settings of :class:`PPOConfig` to change.
         """
         reject_unknown("load", settings, (*_LOADED, *PPOConfig.__dataclass_fields__))
-        require_cpu(device)
-        saved = _read(path)
-        return cls._from_saved(saved, env, policy, path, loss, optimizer, settings)
+        chosen = choose_device(device)
+        own = {"policy": policy, "loss": loss, "optimizer": optimizer, "device": chosen}
+        return cls._from_saved(_read(path), env, path, own, settings)
 
     @classmethod
     def resume(
@@ -594,6 +598,7 @@ class PPO:
         env: EnvLike | None = None,
         *,
         policy: nn.Module | MakeNetwork | None = None,
+        device: str | torch.device = "cpu",
         loss: LossFunction | None = None,
         optimizer: MakeOptimizer | None = None,
     ) -> Self:
@@ -608,7 +613,8 @@ class PPO:
                 f"{path} holds a saved model but no checkpoint; use PPO.load, or save checkpoints "
                 "by callbacks=Checkpoint(folder)."
             )
-        model = cls._from_saved(saved, env, policy, path, loss, optimizer, {})
+        own = {"policy": policy, "loss": loss, "optimizer": optimizer, "device": device}
+        model = cls._from_saved(saved, env, path, own, {})
         if model._environments is None:
             raise UnsupportedEnvironmentError(
                 f"{path} was trained on an environment without an id; pass it: "
@@ -667,7 +673,9 @@ class PPO:
         if made.state_size:
             defaults = {k: v for k, v in WITH_MEMORY.items() if k not in settings}
             config = replace(config, **defaults)
-        self.agent = PPOAgent(spec, made, config, seed=seed, loss=loss, optimizer=optimizer)
+        self.agent = PPOAgent(
+            spec, made, config, seed=seed, device=self._device, loss=loss, optimizer=optimizer
+        )
         self._own_parts = {"loss": _own_name(loss), "optimizer": _own_name(optimizer)}
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
         self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
@@ -745,15 +753,14 @@ class PPO:
         cls,
         saved: dict[Any, Any],
         env: EnvLike | None,
-        policy: Any,
         path: Any,
-        loss: LossFunction | None,
-        optimizer: MakeOptimizer | None,
+        own: dict[str, Any],
         changed: PPOSettings,
     ) -> Self:
         settings = saved["settings"]
-        for part, given in (("loss", loss), ("optimizer", optimizer)):
-            if settings[part] is not None and given is None:
+        policy, loss, optimizer = own["policy"], own["loss"], own["optimizer"]
+        for part in ("loss", "optimizer"):
+            if settings[part] is not None and own[part] is None:
                 raise CheckpointError(
                     f"{path} was trained with {part}={settings[part]}; pass {part}=."
                 )
@@ -775,6 +782,7 @@ class PPO:
         model.observation_space = decode_space(saved["observation_space"])
         model.action_space = decode_space(saved["action_space"])
         model._env, model._environments = source, None
+        model._device = choose_device(own["device"])
         model.verbose, model.seed = 0, settings["seed"]
         model.n_envs, model.n_steps = settings["n_envs"], settings["n_steps"]
         members = None

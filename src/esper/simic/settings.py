@@ -104,14 +104,6 @@ def check_minibatches(
     return None
 
 
-def require_cpu(device: Any) -> None:
-    """Reject any other device than the CPU."""
-    if str(device) not in ("cpu", "auto"):
-        raise ConfigError(
-            f"device is {str(device)!r}; PPO trains on the CPU, so it must be 'cpu' or 'auto'."
-        )
-
-
 def describe_settings() -> str:
     """Return each setting of an update with its default, for ``help(PPO)``."""
     config, docs = PPOConfig(), docs_of(PPOConfig)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.errors import NonFiniteError, RolloutError
+from esper.simic import tensors
 from esper.simic.agent.losses import (
     explained_variance,
     normalize_advantages,
@@ -117,7 +118,7 @@ class PreparedRollout:
         self._starts_episode = buffer.episode_starts()
         self._has_memory = policy.state_size > 0
         length = config.sequence_length if self._has_memory else 1
-        self._is_skipped = np.ascontiguousarray(buffer.skipped.t().cpu().numpy())
+        self._is_skipped = buffer.skipped_steps()
         self._sequences = split_into_sequences(buffer.lengths, length)
         everything = self._lay_out(self._sequences)
         if self._has_memory and config.n_minibatches is None:
@@ -130,13 +131,7 @@ class PreparedRollout:
             n_steps, len(self._sequences) if self._has_memory else n_steps
         )
         take = everything.take
-        for stored in leaves_of(buffer.flat("observations")).values():
-            # Bytes and categories are always finite.
-            if stored.is_floating_point() and not bool(torch.isfinite(take(stored).sum())):
-                raise NonFiniteError(
-                    "the stored observations hold NaN or infinity; the policy is left as it was."
-                )
-        self._require_legal_actions(everything)
+        self._is_everything_legal = self._check(everything)
         values, returns = buffer.flat("values"), buffer.flat("returns")
         self.explained_variance = explained_variance(take(values), take(returns))
         if config.normalize_returns and policy.is_value_trained:
@@ -145,8 +140,6 @@ class PreparedRollout:
         if config.normalize_advantage:
             advantages[everything.steps] = normalize_advantages(take(advantages))
         self._everything = everything
-        every = all_choices(buffer.spec, buffer.device)
-        self._is_everything_legal = bool((buffer.flat("masks") == every).all())
         self._steps = {
             "actions": buffer.flat("actions"),
             "old_log_probs": buffer.flat("log_probs"),
@@ -195,22 +188,38 @@ class PreparedRollout:
         skipped = self._is_skipped if self._is_skipped.any() else None
         return lay_out(sequences, self._starts_episode, self._buffer.device, skipped)
 
-    def _require_legal_actions(self, everything: SequenceGrid) -> None:
-        """Reject stored actions that their own masks forbid, naming environment and step."""
+    def _check(self, everything: SequenceGrid) -> bool:
+        """Reject what cannot be learned from; return whether every choice was legal, always.
+
+        Raises:
+            NonFiniteError: If an observation is not finite.
+            RolloutError: If an action is one that its mask forbids.
+        """
         buffer, take = self._buffer, everything.take
-        if not buffer.spec.sizes:
-            return
-        actions, legal = take(buffer.flat("actions")), take(buffer.flat("masks"))
+        legal, actions = take(buffer.flat("masks")), take(buffer.flat("actions"))
         exists = (actions >= 0) & (actions < buffer.spec.n_choices)
-        is_legal = exists & legal.gather(-1, (actions * exists).unsqueeze(-1)).squeeze(-1)
-        if bool(is_legal.all()):
-            return
-        place, head = (int(index) for index in (~is_legal).nonzero()[0])
-        step, env = divmod(int(everything.steps[place]), buffer.n_envs)
-        raise RolloutError(
-            f"environment {env} took choice {int(actions[place, head])} of head "
-            f"{buffer.spec.names[head]!r} at step {step}, which its mask does not allow."
-        )
+        is_legal = exists
+        if buffer.spec.sizes:
+            is_legal = exists & legal.gather(-1, (actions * exists).unsqueeze(-1)).squeeze(-1)
+        leaves = leaves_of(buffer.flat("observations")).values()
+        # Bytes and categories are always finite.
+        sums = [take(leaf).sum() for leaf in leaves if leaf.is_floating_point()]
+        is_finite = torch.isfinite(torch.stack(sums)).all() if sums else exists.new_ones(())
+        is_everything = (legal == all_choices(buffer.spec, buffer.device)).all()
+        answers = torch.stack([is_finite, is_legal.all(), is_everything])
+        are_finite, are_legal, are_all_legal = map(bool, tensors.read_numbers(answers))
+        if not are_finite:
+            raise NonFiniteError(
+                "the stored observations hold NaN or infinity; the policy is left as it was."
+            )
+        if not are_legal:
+            place, head = (int(index) for index in (~is_legal).nonzero()[0])
+            step, env = divmod(int(everything.steps[place]), buffer.n_envs)
+            raise RolloutError(
+                f"environment {env} took choice {int(actions[place, head])} of head "
+                f"{buffer.spec.names[head]!r} at step {step}, which its mask does not allow."
+            )
+        return are_all_legal
 
     def _weigh_heads(self) -> dict[str, Tensor]:
         """Return which heads mattered and could have, ``[T * E, H]``, and which steps are free."""

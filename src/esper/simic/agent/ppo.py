@@ -19,6 +19,7 @@ from torch import Tensor
 from esper.config import PPOConfig
 from esper.config.checks import Seed, check
 from esper.errors import ActionSpecError, ConfigError, NonFiniteError, ShapeError
+from esper.simic import tensors
 from esper.simic.agent.losses import (
     clipped_surrogate,
     entropy_bonus,
@@ -28,12 +29,11 @@ from esper.simic.agent.losses import (
 from esper.simic.agent.minibatches import EvaluatedMinibatch, PreparedRollout
 from esper.simic.agent.optimizers import MakeOptimizer, make_optimizer, set_learning_rate
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.update_report import EpochMeter, UpdateReport, read_numbers
+from esper.simic.agent.update_report import EpochMeter, UpdateReport
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations
 from esper.simic.policy.policy import Decision, Policy, note_weights
-from esper.simic.tensors import check_tensor
 
 Loss = tuple[Tensor, dict[str, Tensor]]
 """A scalar to minimise, and its terms by name, which are reported."""
@@ -64,6 +64,7 @@ class PPOAgent:
         config: PPOConfig | None = None,
         *,
         seed: int = 0,
+        device: str | torch.device | None = None,
         loss: LossFunction | None = None,
         optimizer: MakeOptimizer | None = None,
     ) -> None:
@@ -75,6 +76,7 @@ class PPOAgent:
                 weights are drawn anew from ``seed``.
             config: Settings of the update.
             seed: Decides the weights, the actions drawn and the order of minibatches.
+            device: Where to act and learn, such as ``"cuda"``; by default where the policy is.
             loss: A function of the agent and a minibatch that returns what to minimise and its
                 terms by name, as :meth:`loss` does, which it replaces and may call.
             optimizer: A class of ``torch.optim``, or a function that makes an optimizer of
@@ -96,6 +98,8 @@ class PPOAgent:
         self.config = config or PPOConfig()
         self.loss_function = cast(LossFunction, loss or type(self).loss)
         """What :meth:`update` minimises."""
+        if device is not None:
+            self.policy.to(tensors.choose_device(device))
         parameters = list(self.policy.parameters())
         self.device = parameters[0].device
         self.optimizer, self._rate_shares = make_optimizer(
@@ -103,7 +107,8 @@ class PPOAgent:
         )
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.normalizer = ReturnNormalizer(self.device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        # On the host whatever the device: a run draws the same numbers and resumes on any.
+        self.generator = torch.Generator().manual_seed(seed)
         """Draws the actions."""
         self._shuffler = torch.Generator().manual_seed(seed)
 
@@ -148,7 +153,7 @@ class PPOAgent:
             NonFiniteError: If the policy's output is not finite.
         """
         if episode_starts is not None and state.shape[-1]:
-            check_tensor("episode_starts", episode_starts, state.shape[:1], torch.bool)
+            tensors.check_tensor("episode_starts", episode_starts, state.shape[:1], torch.bool)
             state = state.masked_fill(episode_starts.unsqueeze(-1), 0.0)
         generator = None if deterministic else self.generator
         decision = self.policy.act(observations, masks, state, generator)
@@ -240,7 +245,7 @@ class PPOAgent:
     def _read_last(self, explained_variance: Tensor, norms: list[Tensor]) -> tuple[float, float]:
         """Return the explained variance and the mean norm of the gradients of an update."""
         norm = torch.stack(norms).mean() if norms else torch.zeros_like(explained_variance)
-        explained, mean = read_numbers(torch.stack([explained_variance, norm]))
+        explained, mean = tensors.read_numbers(torch.stack([explained_variance, norm]))
         if not math.isfinite(mean):
             raise NonFiniteError(
                 "a gradient of the update is not finite, so the update was undone; learning_rate "

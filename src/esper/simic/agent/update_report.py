@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from esper.errors import NonFiniteError
+from esper.simic import tensors
 from esper.simic.agent.losses import kl_estimates
 from esper.simic.agent.minibatches import EvaluatedMinibatch
 from esper.simic.policy.action_spec import ActionSpec
@@ -80,11 +80,6 @@ class UpdateReport:
     """Those with more than one legal action; losses of the policy are means over them."""
 
 
-def read_numbers(tensor: Tensor) -> list[float]:
-    """Copy a small tensor to the host, which waits for it: the only way that an update does."""
-    return cast("list[float]", tensor.reshape(-1).tolist())
-
-
 class EpochMeter:
     """Collects what happens in an epoch on the device, and reads it once at the end.
 
@@ -135,7 +130,7 @@ class EpochMeter:
             for name, term in zip(self._names, terms, strict=True)
         ]
         sums = torch.cat([torch.stack([n_free.sum(), *totals]), by_head.sum(dim=1).flatten()])
-        numbers = read_numbers(sums)
+        numbers = tensors.read_numbers(sums)
         if not all(map(math.isfinite, numbers)):
             raise NonFiniteError(
                 "the loss of the update is not finite, so the update was undone; the observations "

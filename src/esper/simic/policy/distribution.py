@@ -7,6 +7,7 @@ side by side.
 from __future__ import annotations
 
 import math
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ except ImportError:
 from esper.errors import NoLegalActionError, NonFiniteError
 from esper.simic.policy.action_spec import ActionSpec, all_choices, relevance_table
 from esper.simic.policy.masks import LOWEST, ChoiceMasks, HeadLayout, layout_of
+from esper.simic.tensors import to_device
 
 
 def masked_log_softmax(spec: ActionSpec, logits: Tensor, legal: Tensor | None) -> Tensor:
@@ -83,27 +85,33 @@ def draw_actions(
     spec = layout.spec
     uniforms = None
     if generator is not None:
-        shape = (logits.shape[0], spec.n_discrete)
-        uniforms = torch.rand(shape, generator=generator, device=logits.device)
+        drawn = torch.rand(logits.shape[0], spec.n_discrete, generator=generator)
+        uniforms = to_device(drawn, logits.device)
     if _kernel is None or not logits.is_cpu or logits.dtype is not torch.float32:
         legal = apply_conditions(layout, masks, logits, uniforms)
         actions, log_probs = draw_by_tensors(layout.pad(logits), legal, uniforms)
-        is_sound = math.isfinite(log_probs.min())
+        # On another device the host would wait; it looks when it reads the actions.
+        is_sound = not log_probs.is_cpu or math.isfinite(log_probs.min())
     else:
         actions, log_probs, legal, is_sound = _draw_by_kernel(layout, logits, masks, uniforms)
     if not is_sound:
-        env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
-        place = f"head {spec.names[head]!r} of environment {env}"
-        if bool(legal[env, head].any()):
-            raise NonFiniteError(
-                f"the logits of {place} are not finite; the policy's weights or the observations "
-                "hold NaN or infinity. Check the observations, or lower learning_rate."
-            )
-        raise NoLegalActionError(
-            f"{place} has no legal choice; every head needs at least one "
-            "(a head that does not matter may allow all of its choices)."
-        )
+        raise_unsound(spec, log_probs, legal)
     return actions, log_probs, legal
+
+
+def raise_unsound(spec: ActionSpec, log_probs: Tensor, legal: Tensor) -> NoReturn:
+    """Say why a log-probability ``[N, H]`` is not finite, naming head and environment."""
+    env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
+    place = f"head {spec.names[head]!r} of environment {env}"
+    if head >= spec.n_discrete or bool(legal[env, head].any()):
+        raise NonFiniteError(
+            f"the outputs of {place} are not finite; the policy's weights or the observations "
+            "hold NaN or infinity. Check the observations, or lower learning_rate."
+        )
+    raise NoLegalActionError(
+        f"{place} has no legal choice; every head needs at least one "
+        "(a head that does not matter may allow all of its choices)."
+    )
 
 
 def choices_beside(spec: ActionSpec, actions: Tensor, masks: ChoiceMasks) -> Tensor:

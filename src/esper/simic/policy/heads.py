@@ -13,6 +13,7 @@ from esper.simic.policy.action_spec import ActionSpec, all_choices
 from esper.simic.policy.distribution import draw_actions, evaluate_actions, masked_log_softmax
 from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
 from esper.simic.policy.masks import ChoiceMasks, HeadLayout, layout_of
+from esper.simic.tensors import to_device
 
 
 class ActionHeads(nn.Module):
@@ -52,7 +53,7 @@ class ActionHeads(nn.Module):
         mean = outputs[:, self.n_logits :]
         numbers = mean
         if generator is not None:
-            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+            noise = to_device(torch.randn(mean.shape, generator=generator), mean.device)
             numbers = mean + self.log_std.exp() * noise
         density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
         if not self.n_logits:

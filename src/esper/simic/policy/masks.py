@@ -6,7 +6,7 @@ Shapes: ``B`` environments, ``H`` heads, ``K`` choices of the widest head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.errors import ActionSpecError
 from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices, as_flags
-from esper.simic.tensors import check_tensor
+from esper.simic.tensors import check_tensor, to_device
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ class ChoiceMasks:
 
     is_everything: bool = False
     """Whether every choice is known to be legal."""
+
+    def to(self, device: torch.device) -> ChoiceMasks:
+        """Return masks that are on the host on a device."""
+        if device.type == "cpu" or not self.legal.is_cpu:
+            return self
+        conditions = [replace(one, table=to_device(one.table, device)) for one in self.conditions]
+        return replace(self, legal=to_device(self.legal, device), conditions=tuple(conditions))
 
 
 def join_masks(parts: Sequence[ChoiceMasks]) -> ChoiceMasks:
@@ -115,6 +122,7 @@ def as_choice_masks(
     else:
         per_head = cast(Mapping[str, MaskLike] | Sequence[MaskLike], masks)
         choices = ChoiceMasks(spec.pad_masks(per_head).to(device))
+    choices = choices.to(device)
     legal = choices.legal
     check_tensor("masks", legal, [batch, spec.n_discrete, spec.n_choices], torch.bool, device)
     if isinstance(masks, Tensor) or (isinstance(masks, ChoiceMasks) and not masks.is_padded):

@@ -11,14 +11,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from esper.simic import tensors
 from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.distribution import raise_unsound
 from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.masks import MaskInput, as_choice_masks
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size
-from esper.simic.tensors import check_tensor
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,26 @@ class Decision:
 
     outputs: Tensor | None = None
     """``[B, P + C]`` the network's outputs that the heads drew from, if it keeps them."""
+
+    def read(self, spec: ActionSpec) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+        """Return actions and numbers on the host, in one transfer.
+
+        Raises:
+            NoLegalActionError: If a head has no legal choice, naming head and environment.
+            NonFiniteError: If the policy's output is not finite.
+        """
+        if self.actions.is_cpu:
+            return self.actions.numpy(), None if self.numbers is None else self.numbers.numpy()
+        is_sound = torch.isfinite(self.log_probs).all(dim=1, keepdim=True)
+        numbers = self.log_probs[:, :0] if self.numbers is None else self.numbers
+        both = tensors.to_host(torch.cat([self.actions.float(), numbers, is_sound.float()], dim=1))
+        if not both[:, -1].all():
+            raise_unsound(spec, self.log_probs.cpu(), self.legal.cpu())
+        n_discrete = self.actions.shape[1]
+        return (
+            both[:, :n_discrete].astype(np.int64),
+            None if self.numbers is None else both[:, n_discrete:-1],
+        )
 
 
 class Evaluation(NamedTuple):
@@ -177,7 +200,7 @@ class Policy(nn.Module, ABC):
         weight = self._output_weight
         self.observation_spec.require_fit(observations, weight)
         shape = (batch_size(observations), self.state_size)
-        check_tensor("state", state, shape, weight.dtype, weight.device)
+        tensors.check_tensor("state", state, shape, weight.dtype, weight.device)
 
 
 def note_weights(policy: nn.Module) -> list[int]:
