@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import secrets
 import time
@@ -42,7 +41,7 @@ from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateR
 from esper.simic.agent.optimizers import MakeOptimizer
 from esper.simic.agent.ppo import LossFunction
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
-from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
+from esper.simic.policy.factory import PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import ObservationLike, ObservationSpec, map_leaves
 from esper.simic.policy.policy import Policy
@@ -52,7 +51,8 @@ from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, Vect
 from esper.simic.rollout.environments import Env, Environments
 from esper.simic.rollout.factory import EnvLike, adapt, declared_spec, make_members, spaces_of
 from esper.simic.rollout.sb3_envs import is_sb3_vec_env
-from esper.simic.rollout.space_json import decode_space, encode_space, is_same_space
+from esper.simic.rollout.space_json import is_same_space
+from esper.simic.saving import own_name, read_folder, restore, restore_training, state_of
 from esper.simic.schedules import Rate, Schedule, rate_at
 from esper.simic.settings import (
     SCHEDULED,
@@ -63,8 +63,8 @@ from esper.simic.settings import (
     split_rates,
 )
 from esper.simic.tensors import check_tensor, choose_device, to_device
-from esper.storage.checkpoint_folder import CheckpointFolder, step_of
-from esper.storage.state import from_nested, to_nested
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import from_nested
 
 if TYPE_CHECKING:
     from esper.simic.evaluation import Evaluated
@@ -149,7 +149,7 @@ class PPO:
         self.verbose = require_choice("verbose", verbose, (0, 1))
         self.seed = secrets.randbelow(2**31) if seed is None else int(seed)
         members = make_members(env, n_envs)
-        self._env = env
+        self._env: EnvLike | None = env
         self.observation_space, self.action_space = spaces_of(members)
         own_spec = declared_spec(members[0] if isinstance(members, list) else members)
         self._setup(
@@ -529,7 +529,7 @@ class PPO:
         if isinstance(env, Environments):
             return env
         source = self._env if env is None else env
-        if env is None and (source is None or _is_made(source)):
+        if source is None or (env is None and _is_made(source)):
             raise UnsupportedEnvironmentError(
                 "another environment cannot be made from the one that was given; pass env=, an id "
                 "or a function that makes one."
@@ -548,7 +548,7 @@ class PPO:
         """Save the model to a folder: safetensors and JSON, with a manifest of hashes."""
         reject_unknown("save", unknown, ("path",))
         self.warn_of_functions()
-        return self.save_checkpoint(path, self._state(is_resumable=False), keep_last=1)
+        return self.save_checkpoint(path, state_of(self, is_resumable=False), keep_last=1)
 
     def save_checkpoint(
         self, path: str | os.PathLike[str], state: dict[str, Any], *, keep_last: int
@@ -560,7 +560,7 @@ class PPO:
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return a copy of everything that training depends on, between two updates."""
-        return self._state(is_resumable=True)
+        return state_of(self, is_resumable=True)
 
     @classmethod
     def load(
@@ -589,7 +589,7 @@ class PPO:
         reject_unknown("load", settings, (*_LOADED, *PPOConfig.__dataclass_fields__))
         chosen = choose_device(device)
         own = {"policy": policy, "loss": loss, "optimizer": optimizer, "device": chosen}
-        return cls._from_saved(_read(path), env, path, own, settings)
+        return restore(cls, read_folder(path), env, path, own, settings)
 
     @classmethod
     def resume(
@@ -607,20 +607,20 @@ class PPO:
         Raises:
             CheckpointError: If the folder holds a saved model and no checkpoint.
         """
-        saved = _read(path)
+        saved = read_folder(path)
         if saved.get("training") is None:
             raise CheckpointError(
                 f"{path} holds a saved model but no checkpoint; use PPO.load, or save checkpoints "
                 "by callbacks=Checkpoint(folder)."
             )
         own = {"policy": policy, "loss": loss, "optimizer": optimizer, "device": device}
-        model = cls._from_saved(saved, env, path, own, {})
+        model = restore(cls, saved, env, path, own, {})
         if model._environments is None:
             raise UnsupportedEnvironmentError(
                 f"{path} was trained on an environment without an id; pass it: "
                 "PPO.resume(path, env=...)."
             )
-        model._load_training(saved["training"])
+        restore_training(model, saved["training"])
         model.resumed_from = Path(path).resolve()
         model.folders.add(("checkpoints", model.resumed_from))
         return model
@@ -676,7 +676,7 @@ class PPO:
         self.agent = PPOAgent(
             spec, made, config, seed=seed, device=self._device, loss=loss, optimizer=optimizer
         )
-        self._own_parts = {"loss": _own_name(loss), "optimizer": _own_name(optimizer)}
+        self._own_parts = {"loss": own_name(loss), "optimizer": own_name(optimizer)}
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
         self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
         self._generator = torch.Generator().manual_seed(seed)
@@ -710,99 +710,6 @@ class PPO:
     def _add_reward_normalizer(self, is_wanted: bool) -> None:
         self._rewards = RewardNormalizer(self.n_envs, self.config.gamma) if is_wanted else None
 
-    def _state(self, *, is_resumable: bool) -> dict[str, Any]:
-        spec = self.agent.spec
-        return {
-            "settings": self.settings(),
-            "num_timesteps": self.num_timesteps,
-            "has_masks": self._has_masks,
-            "observation_space": encode_space(self.observation_space),
-            "action_space": encode_space(self.action_space),
-            "action_spec": {
-                "names": list(spec.names),
-                "sizes": list(spec.sizes),
-                "op_head": spec.op_head,
-                "relevance": [list(row) for row in spec.relevance],
-                "dims": list(spec.dims),
-            },
-            "agent": self.agent.state_dict(),
-            "rewards": None if self._rewards is None else self._rewards.state_dict(),
-            "training": self._training_state() if is_resumable else None,
-        }
-
-    def _training_state(self) -> dict[str, Any]:
-        assert self._collector is not None, "checkpoints are saved while learning"
-        try:
-            envs = self.save_environments()
-        except UnsupportedEnvironmentError:
-            envs = None
-        return {
-            "total_timesteps": self.total_timesteps,
-            "first_timestep": self._first_timestep,
-            "recent": [[float(r), int(n)] for r, n in self._recent],
-            "collector": self._collector.state_dict(),
-            # Copies, because a state that is saved later must not change until then.
-            "environments": copy.deepcopy(envs),
-            "callbacks": [
-                [type(c).__name__, copy.deepcopy(c.state_dict())] for c in self._callbacks
-            ],
-        }
-
-    @classmethod
-    def _from_saved(
-        cls,
-        saved: dict[Any, Any],
-        env: EnvLike | None,
-        path: Any,
-        own: dict[str, Any],
-        changed: PPOSettings,
-    ) -> Self:
-        settings = saved["settings"]
-        policy, loss, optimizer = own["policy"], own["loss"], own["optimizer"]
-        for part in ("loss", "optimizer"):
-            if settings[part] is not None and own[part] is None:
-                raise CheckpointError(
-                    f"{path} was trained with {part}={settings[part]}; pass {part}=."
-                )
-        name = settings["policy"]
-        if policy is None and name not in POLICIES:
-            raise CheckpointError(
-                f"{path} was trained with a network of its own, {name}; pass policy={name}."
-            )
-        # An id with a colon names a module to import, which a file may not decide.
-        env_id = settings["env"] if ":" not in (settings["env"] or "") else None
-        source = env if env is not None else env_id
-        network = NetworkConfig(**settings["network"])
-        spec = ActionSpec(**saved["action_spec"])
-        ppo = {
-            name: Schedule(**cast(Any, value)) if isinstance(value, dict) else value
-            for name, value in settings["ppo"].items()
-        }
-        model = cls.__new__(cls)
-        model.observation_space = decode_space(saved["observation_space"])
-        model.action_space = decode_space(saved["action_space"])
-        model._env, model._environments = source, None
-        model._device = choose_device(own["device"])
-        model.verbose, model.seed = 0, settings["seed"]
-        model.n_envs, model.n_steps = settings["n_envs"], settings["n_steps"]
-        members = None
-        if source is not None:
-            members = model._make_members(source, settings["n_envs"])
-        model._setup(policy or name, spec, network, {**ppo, **changed}, loss, optimizer)
-        rates = {name: getattr(model.config, name) for name in changed if name in SCHEDULED}
-        if members is not None:
-            model._attach(members)
-        model._add_reward_normalizer(settings["normalize_rewards"])
-        if settings["optimizer"] != _own_name(optimizer):
-            saved["agent"]["optimizer"] = model.agent.optimizer.state_dict()
-        model.agent.load_state_dict(saved["agent"])
-        model.agent.set_rates(**rates)
-        model.num_timesteps = model.total_timesteps = saved["num_timesteps"]
-        model._has_masks = saved["has_masks"]
-        if model._rewards is not None and saved["rewards"] is not None:
-            model._rewards.load_state_dict(saved["rewards"])
-        return model
-
     def _make_members(
         self, source: EnvLike, n_envs: int | None
     ) -> list[Env] | VectorEnv[Any, Any, Any]:
@@ -819,19 +726,6 @@ class PPO:
                 )
         return members
 
-    def _load_training(self, training: dict[str, Any]) -> None:
-        self.total_timesteps = training["total_timesteps"]
-        self._first_timestep = training["first_timestep"]
-        self._recent.extend((r, n) for r, n in training["recent"])
-        self._saved_callbacks = training["callbacks"]
-        collector, _ = self._require_collector()
-        if training["environments"] is None:
-            self.warn("the checkpoint has no environments; new episodes are started.")
-            return
-        assert self._environments is not None, "a resumed model has environments"
-        self._environments.load_state(training["environments"])
-        collector.load_state_dict(training["collector"])
-
     def _restore_callbacks(self, callbacks: list[Callback]) -> None:
         """Give callbacks the state they had in a checkpoint, by kind and order."""
         saved, self._saved_callbacks = self._saved_callbacks, None
@@ -844,35 +738,8 @@ class PPO:
                     break
 
 
-def _read(path: str | os.PathLike[str]) -> dict[Any, Any]:
-    """Return what was saved to a folder.
-
-    Raises:
-        CheckpointError: If there is no such folder, or nothing intact in it.
-    """
-    if not Path(path).is_dir():
-        wrong = f"there is no folder {path}"
-        if Path(path).is_file():
-            wrong = f"{path} is a file"
-        raise CheckpointError(
-            f"{wrong}; pass the folder that model.save() or Checkpoint wrote. Files of "
-            "Stable-Baselines3 cannot be loaded."
-        )
-    folder = Path(path).resolve()
-    if step_of(folder.name) is not None and not CheckpointFolder(folder).names():
-        raise CheckpointError(
-            f"{path} is one checkpoint; pass the folder it is in, {folder.parent}."
-        )
-    return to_nested(CheckpointFolder(path).latest().state)
-
-
 _LOADED = ("path", "env", "policy", "device", "loss", "optimizer")
 """Arguments of ``PPO.load`` that are not settings of the update."""
-
-
-def _own_name(part: Any) -> str | None:
-    """Return the name of a class or function of the user's; None for none."""
-    return None if part is None else getattr(part, "__name__", type(part).__name__)
 
 
 def _is_made(env: Any) -> bool:
