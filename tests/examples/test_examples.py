@@ -77,6 +77,12 @@ def test_ppo_cartpole(run_example: Callable[..., tuple[str, str]], tmp_path: Pat
     assert list((tmp_path / "run" / "tensorboard").iterdir())
 
 
+def test_ppo_with_your_own_loss(run_example: Callable[..., tuple[str, str]]) -> None:
+    printed, _ = run_example("ppo_with_your_own_loss.py", "--steps", "2048")
+    assert re.search(r"divergence of the last update: 0\.0\d+", printed)
+    assert re.search(r"mean return \d+\.?\d* \[.*\] over 100 episodes", printed)
+
+
 NOTEBOOKS = {
     "grow_your_model.ipynb": {"EPOCHS = 40": "EPOCHS = 5"},
     "train_a_controller.ipynb": {

@@ -397,16 +397,14 @@ class InterruptUpdate(Callback):
 
     def on_rollout_end(self, model: PPO) -> None:
         if model.num_timesteps == 32:
-            descend = model.agent._descend  # pyright: ignore[reportPrivateUsage]
 
-            def interrupt() -> Tensor:
-                descend()
+            def interrupt(*_: object) -> None:
                 raise KeyboardInterrupt
 
-            model.agent._descend = interrupt  # type: ignore[method-assign]
+            self.hook = model.agent.optimizer.register_step_post_hook(interrupt)
 
     def on_interrupt(self, model: PPO) -> None:
-        del model.agent._descend
+        self.hook.remove()
 
 
 @pytest.mark.parametrize("where", ["the first rollout", "a rollout", "an update"])

@@ -250,7 +250,7 @@ MANY = {
         }.items()
     },
     "mid-rollout": [at_step(9)],
-    "in the update": [at_call(PPOAgent, "_descend", 3)],
+    "in the update": [at_call(PPOAgent, "_clip_gradient", 3)],
     "update recorded": [at_record("updates", round=2)],
     "round recorded": [at_record("rounds", round=2)],
     "in the fixed schedule's trial": [at_call(FixedSchedule, "act", 3)],

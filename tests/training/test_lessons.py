@@ -12,7 +12,6 @@ from torch import Tensor
 from esper.config.growth import RewardConfig
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.lifecycle.factored_actions import Op
-from esper.simic.policy.masks import LegalChoices
 from esper.tamiyo.controllers.price_schedule import SCHEDULES, follow
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task, make_task
@@ -105,12 +104,12 @@ def test_paths_are_as_likely_as_the_policy_draws_them(
                 actions[end, OP] = Op.FINISH
                 legal[end] = one.legal[end, schedule]
                 legal[end, OP, Op.FINISH] = True
-            by_head, _, _ = policy.evaluate(
+            by_head, *_ = policy.evaluate(
                 observations,
                 None,
                 torch.zeros(1, policy.state_size),
                 None,
-                LegalChoices.of(policy.spec, legal, torch.float32),
+                legal,
                 actions,
             )
             relevant = policy.spec.relevance_of(actions)

@@ -25,24 +25,20 @@ class Updates:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, spoils: Callable[[int, int], bool]) -> None:
         self.number = self.loss = 0
         self.before: dict[int, dict[str, Any]] = {}
-        update, differentiate = PPOAgent.update, PPOAgent._differentiate
+        update, loss = PPOAgent.update, PPOAgent.loss
 
         def counted_update(agent: PPOAgent, buffer: Any) -> Any:
             self.number, self.loss = self.number + 1, 0
             self.before[self.number] = agent.state_dict()
             return update(agent, buffer)
 
-        def spoiled_gradient(agent: PPOAgent, *arguments: Any) -> Any:
+        def spoiled_loss(agent: PPOAgent, batch: Any) -> Any:
             self.loss += 1
-            measures = differentiate(agent, *arguments)
-            factor = math.nan if spoils(self.number, self.loss) else 1.0
-            for group in agent.optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad *= factor
-            return measures * factor
+            found, terms = loss(agent, batch)
+            return found * (math.nan if spoils(self.number, self.loss) else 1.0), terms
 
         monkeypatch.setattr(PPOAgent, "update", counted_update)
-        monkeypatch.setattr(PPOAgent, "_differentiate", spoiled_gradient)
+        monkeypatch.setattr(PPOAgent, "loss", spoiled_loss)
 
 
 def bits(state: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -124,18 +120,16 @@ def test_an_update_whose_last_step_makes_a_weight_infinite_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     updates = Updates(monkeypatch, lambda *_: False)
-    descend = PPOAgent._descend
+    seen = Seen()
+    trainer, _, _ = make_trainer(config_of(), seen)
+    agent = trainer.parts.agent
 
-    def overshooting(agent: PPOAgent) -> Any:
-        norm = descend(agent)
+    def overshoot(*_: object) -> None:
         if (updates.number, updates.loss) == (1, 4):
             with torch.no_grad():
                 next(iter(agent.policy.parameters()))[0, 0] = math.inf
-        return norm
 
-    monkeypatch.setattr(PPOAgent, "_descend", overshooting)
-    seen = Seen()
-    trainer, _, _ = make_trainer(config_of(), seen)
+    agent.optimizer.register_step_post_hook(overshoot)
     trainer.run()
     found = [record for record in seen.records if isinstance(record, UpdateRecord)]
     assert [record.was_refused for record in found] == [True, False, False, False]

@@ -43,6 +43,7 @@ class NetworkConfig(Settings):
 
     Args:
         hidden_sizes: Widths of the hidden layers; the policy and the value function have their own.
+        value_sizes: Widths of the hidden layers of the value function; None: as hidden_sizes.
         activation: Activation of the hidden layers.
         feature_size: Width of the layer before an LSTM.
         lstm_size: Width of the LSTM's hidden state.
@@ -54,6 +55,7 @@ class NetworkConfig(Settings):
     """
 
     hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
+    value_sizes: tuple[PositiveInt, ...] | None = None
     activation: Literal["tanh", "relu"] = "tanh"
     feature_size: Annotated[int, Bounds(2)] = 64
     lstm_size: PositiveInt = 64
@@ -88,7 +90,7 @@ class PPOConfig(Settings):
             return; None: freely.
         ent_coef: Weight of the entropy bonus.
         vf_coef: Weight of the value loss.
-        max_grad_norm: Norm to which the gradient is clipped.
+        max_grad_norm: Norm to which the gradient is clipped; None: not at all.
         target_kl: The update stops when approx_kl exceeds 1.5 times this; None: never.
         normalize_advantage: Normalise advantages to mean 0 and standard deviation 1 over the
             rollout.
@@ -104,10 +106,10 @@ class PPOConfig(Settings):
     gae_lambda: UnitInterval = 0.95
     clip_range: NonNegativeFloat = 0.2
     clip: Literal["per-head", "joint"] = "per-head"
-    clip_range_vf: PositiveFloat | None = None
+    clip_range_vf: NonNegativeFloat | None = None
     ent_coef: NonNegativeFloat = 0.0
     vf_coef: NonNegativeFloat = 0.5
-    max_grad_norm: PositiveFloat = 0.5
+    max_grad_norm: PositiveFloat | None = 0.5
     target_kl: PositiveFloat | None = None
     normalize_advantage: bool = True
     normalize_returns: bool = True

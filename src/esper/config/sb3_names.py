@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "_init_setup_model": "leave it out",
     },
     "NetworkConfig": {
-        "net_arch": "write hidden_sizes=(64, 64)",
+        "net_arch": "write hidden_sizes=(64, 64), and value_sizes= if the critic differs",
         "activation_fn": "write activation='relu' or 'tanh'",
         "squash_output": "write squash=True",
         "lstm_hidden_size": "write lstm_size=",
@@ -43,8 +43,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "normalize_images": "leave it out: uint8 images are always scaled to 0 to 1",
         "features_extractor_class": "pass a network of your own as PPO(policy=...)",
         "features_extractor_kwargs": "pass a network of your own as PPO(policy=...)",
-        "optimizer_class": "leave it out: the optimizer is Adam",
-        "optimizer_kwargs": "leave it out: the optimizer is Adam",
+        "optimizer_class": "write PPO(optimizer=torch.optim.AdamW)",
+        "optimizer_kwargs": "write PPO(optimizer=lambda p: torch.optim.Adam(p, eps=1e-8))",
     },
     "learn": {
         "callback": "write callbacks=",
@@ -64,9 +64,6 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "custom_objects": _NO_PICKLES,
         "print_system_info": "leave it out: a warning names versions that differ",
         "force_reset": "leave it out: a loaded model starts new episodes; PPO.resume does not",
-        "learning_rate": "call model.set_rates(learning_rate=...) after loading",
-        "clip_range": "call model.set_rates(clip_range=...) after loading",
-        "ent_coef": "call model.set_rates(ent_coef=...) after loading",
     },
     "evaluate": {
         "n_eval_episodes": "write n_episodes=",
@@ -103,7 +100,6 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 
 ATTRIBUTES = {
     "get_env": "model.env",
-    "set_env": "PPO.load(path, env)",
     "logger": "model.log(name, value) and model.metrics",
     "dump_logs": "model.metrics",
     "set_logger": 'callbacks=Tracker("csv", folder)',

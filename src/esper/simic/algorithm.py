@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import secrets
 import time
@@ -34,23 +33,26 @@ from esper.errors import (
     ConfigError,
     DtypeError,
     EsperWarning,
-    NonFiniteError,
     UnsupportedEnvironmentError,
 )
 from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ShowProgress
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
+from esper.simic.agent.optimizers import MakeOptimizer
+from esper.simic.agent.ppo import LossFunction
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
-from esper.simic.policy.factory import POLICIES, PolicyName, make_policy
+from esper.simic.policy.factory import PolicyName, make_policy
 from esper.simic.policy.normalizers import RewardNormalizer
-from esper.simic.policy.observations import ObservationLike, ObservationSpec
+from esper.simic.policy.observations import ObservationLike, ObservationSpec, map_leaves
 from esper.simic.policy.policy import Policy
 from esper.simic.progress import LearningProgress, MetricsTable
 from esper.simic.rollout.actions import ActionCodec, MaskLike, MaskReader, require_spec
 from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, VectorCollector
 from esper.simic.rollout.environments import Env, Environments
 from esper.simic.rollout.factory import EnvLike, adapt, declared_spec, make_members, spaces_of
-from esper.simic.rollout.space_json import decode_space, encode_space, is_same_space
+from esper.simic.rollout.sb3_envs import is_sb3_vec_env
+from esper.simic.rollout.space_json import is_same_space
+from esper.simic.saving import own_name, read_folder, restore, restore_training, state_of
 from esper.simic.schedules import Rate, Schedule, rate_at
 from esper.simic.settings import (
     SCHEDULED,
@@ -58,12 +60,11 @@ from esper.simic.settings import (
     PPOSettings,
     check_minibatches,
     describe_settings,
-    require_cpu,
     split_rates,
 )
-from esper.simic.tensors import check_tensor
-from esper.storage.checkpoint_folder import CheckpointFolder, step_of
-from esper.storage.state import from_nested, to_nested
+from esper.simic.tensors import check_tensor, choose_device, to_device
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.state import from_nested
 
 if TYPE_CHECKING:
     from esper.simic.evaluation import Evaluated
@@ -100,13 +101,15 @@ class PPO:
         normalize_rewards: bool = False,
         verbose: int = 0,
         device: str | torch.device = "cpu",
+        loss: LossFunction | None = None,
+        optimizer: MakeOptimizer | None = None,
         **settings: Unpack[PPOSettings],
     ) -> None:
         """Make environments and a policy for them.
 
         Args:
             env: An id for ``gymnasium.make``, an environment, a class or function that makes one,
-                or a vector environment.
+                or a vector environment of Gymnasium or of Stable-Baselines3.
             policy: ``"mlp"``, ``"lstm"``, ``"cnn"``, ``"multi-input"``, or a network of your own
                 (see :mod:`esper.simic.policy.networks`), or a class or function that makes one from
                 the observation space. By default what fits the observations: ``"mlp"`` for vectors,
@@ -122,7 +125,12 @@ class PPO:
             action_spec: Which heads of a factored action matter when; by default all always do.
             normalize_rewards: Scale rewards by the running deviation of returns; by default not.
             verbose: 1 prints the metrics of every update; 0, the default, prints nothing.
-            device: ``"cpu"`` or ``"auto"``, which mean the same: training is on the CPU.
+            device: Where the policy acts and learns: ``"cpu"`` (the default), ``"cuda"``, ``"mps"``
+                or ``"auto"``, the best that there is. Environments stay on the CPU.
+            loss: What to minimise instead of :meth:`PPOAgent.loss`: a function of the agent and a
+                minibatch that returns a scalar and a dict of terms to report.
+            optimizer: A class of ``torch.optim``, or a function that makes an optimizer of
+                parameters; by default Adam.
             **settings: Settings of :class:`PPOConfig`, named as in Stable-Baselines3. The learning
                 rate, clip range and entropy weight may be functions of the share of training left.
                 With memory, batch_size is 128 and sequence_length 64 by default.
@@ -137,14 +145,16 @@ class PPO:
                 f"PPO({given}, policy={sb3_names.POLICIES[env]!r})."
             )
         check("network", network, NetworkConfig | None)
-        require_cpu(device)
+        self._device = choose_device(device)
         self.verbose = require_choice("verbose", verbose, (0, 1))
         self.seed = secrets.randbelow(2**31) if seed is None else int(seed)
         members = make_members(env, n_envs)
-        self._env = env
+        self._env: EnvLike | None = env
         self.observation_space, self.action_space = spaces_of(members)
         own_spec = declared_spec(members[0] if isinstance(members, list) else members)
-        self._setup(policy, action_spec or own_spec, network or NetworkConfig(), settings)
+        self._setup(
+            policy, action_spec or own_spec, network or NetworkConfig(), settings, loss, optimizer
+        )
         self._attach(members)
         default = max(1, STEPS_PER_ROLLOUT // self.n_envs)
         if self.policy.state_size:
@@ -277,20 +287,26 @@ class PPO:
         """Add a number to :attr:`metrics`; for callbacks."""
         self.metrics[name] = float(value)
 
-    def set_rates(
-        self,
-        *,
-        learning_rate: float | None = None,
-        clip_range: float | None = None,
-        ent_coef: float | None = None,
-        **unknown: Never,
-    ) -> None:
-        """Replace the learning rate, clip range or entropy weight, and their schedules."""
-        for name in unknown:
-            raise ConfigError(f"there is no rate {name!r}; rates are {', '.join(SCHEDULED)}.")
-        for name, value in zip(SCHEDULED, (learning_rate, clip_range, ent_coef), strict=True):
-            if value is not None:
-                self._rates[name] = float(value)
+    def set_env(self, env: EnvLike) -> None:
+        """Train on other environments, of the same spaces, from the next call of learn on.
+
+        Args:
+            env: As for :class:`PPO`; an id, class or function makes as many as there are now.
+        """
+        members = self._make_members(env, self.n_envs)
+        rewards = self._rewards
+        self._env, self._collector = env, None
+        self._attach(members)
+        self._add_reward_normalizer(rewards is not None)
+        if self._rewards is not None and rewards is not None:
+            self._rewards.load_state_dict(rewards.state_dict())
+
+    def set_rates(self, **rates: float) -> None:
+        """Replace the learning rate, clip ranges or entropy weight, and their schedules."""
+        for name, value in rates.items():
+            if name not in SCHEDULED:
+                raise ConfigError(f"there is no rate {name!r}; rates are {', '.join(SCHEDULED)}.")
+            self._rates[name] = float(value)
         self.agent.set_rates(**self._current_rates())
 
     def warn(self, message: str) -> None:
@@ -312,8 +328,8 @@ class PPO:
         return self._is_stopped or self.num_timesteps >= self.total_timesteps
 
     @property
-    def rates(self) -> dict[str, Rate]:
-        """Learning rate, clip range and entropy weight: constants, or functions of what is left."""
+    def rates(self) -> dict[str, Rate | None]:
+        """Learning rate, clip ranges, entropy weight: constants, or functions of what is left."""
         return dict(self._rates)
 
     @property
@@ -384,20 +400,18 @@ class PPO:
         notify(callbacks, "on_update_end", self)
 
     def _update(self, buffer: TamiyoRolloutBuffer) -> UpdateReport:
-        """Improve the policy, or leave the agent as it was if it fails or is interrupted."""
-        before = self.agent.state_dict()
-        try:
-            report = self.agent.update(buffer)
-        except (NonFiniteError, KeyboardInterrupt):
-            self.agent.load_state_dict(before)
-            raise
+        report = self.agent.update(buffer)
         self.policy.learn_observations(buffer.flat("observations"))
         return report
 
     def _current_rates(self) -> dict[str, float]:
         span = max(1, self.total_timesteps - self._first_timestep)
         remaining = min(1.0, max(0.0, (self.total_timesteps - self.num_timesteps) / span))
-        return {name: rate_at(name, rate, remaining) for name, rate in self._rates.items()}
+        return {
+            name: rate_at(name, rate, remaining)
+            for name, rate in self._rates.items()
+            if rate is not None
+        }
 
     def _describe(self, episodes: CollectedEpisodes, report: UpdateReport, seconds: float) -> None:
         """Set :attr:`metrics`, under the names of Stable-Baselines3."""
@@ -417,6 +431,8 @@ class PPO:
             "train/explained_variance": report.explained_variance,
             "train/gradient_norm": report.gradient_norm,
             "train/n_gradient_steps": float(report.gradient_steps),
+            "train/loss": report.loss,
+            **{f"train/{name}": value for name, value in report.other_terms.items()},
         }
         if self._recent:
             returns, lengths = zip(*self._recent, strict=True)
@@ -461,20 +477,24 @@ class PPO:
         observations = spec.read_list([observation]) if batch is None else spec.read(observation)
         n = batch or 1
         if state is None:
-            state = torch.zeros(n, policy.state_size)
+            state = torch.zeros(n, policy.state_size, device=self.device)
         check_tensor("state", state, (n, policy.state_size))
         if episode_start is not None:
             starts = torch.from_numpy(np.atleast_1d(np.asarray(episode_start, np.bool_)))
+            starts = to_device(starts, self.device)
             state = state.masked_fill(starts.unsqueeze(-1), 0.0)
         legal = self._read_masks(masks, is_batch=batch is not None)
         with evaluation_mode(policy):
             decision = policy.act(
-                observations, legal, state, None if deterministic else self._generator
+                map_leaves(lambda tensor: to_device(tensor, self.device), observations),
+                legal,
+                state,
+                None if deterministic else self._generator,
             )
-        numbers = None if decision.numbers is None else decision.numbers.numpy()
+        actions, numbers = decision.read(policy.spec)
         if batch is None:
-            return self._codec.each(decision.actions.numpy(), numbers)[0], decision.next_state
-        return self._codec.batch(decision.actions.numpy(), numbers), decision.next_state
+            return self._codec.each(actions, numbers)[0], decision.next_state
+        return self._codec.batch(actions, numbers), decision.next_state
 
     def _read_masks(self, masks: Any, *, is_batch: bool) -> Any:
         """Return masks given to :meth:`predict` as the policy reads them; warn once of none."""
@@ -509,13 +529,13 @@ class PPO:
         if isinstance(env, Environments):
             return env
         source = self._env if env is None else env
-        if env is None and (source is None or _is_made(source)):
+        if source is None or (env is None and _is_made(source)):
             raise UnsupportedEnvironmentError(
                 "another environment cannot be made from the one that was given; pass env=, an id "
                 "or a function that makes one."
             )
         members = self._make_members(source, n_envs)
-        return adapt(members, self.agent.spec, squash=self.network.squash, device="cpu")
+        return adapt(members, self.agent.spec, squash=self.network.squash, device=self.device)
 
     def close(self) -> None:
         """Close the environments."""
@@ -528,7 +548,7 @@ class PPO:
         """Save the model to a folder: safetensors and JSON, with a manifest of hashes."""
         reject_unknown("save", unknown, ("path",))
         self.warn_of_functions()
-        return self.save_checkpoint(path, self._state(is_resumable=False), keep_last=1)
+        return self.save_checkpoint(path, state_of(self, is_resumable=False), keep_last=1)
 
     def save_checkpoint(
         self, path: str | os.PathLike[str], state: dict[str, Any], *, keep_last: int
@@ -540,7 +560,7 @@ class PPO:
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return a copy of everything that training depends on, between two updates."""
-        return self._state(is_resumable=True)
+        return state_of(self, is_resumable=True)
 
     @classmethod
     def load(
@@ -550,7 +570,9 @@ class PPO:
         *,
         policy: nn.Module | MakeNetwork | None = None,
         device: str | torch.device = "cpu",
-        **unknown: Never,
+        loss: LossFunction | None = None,
+        optimizer: MakeOptimizer | None = None,
+        **settings: Unpack[PPOSettings],
     ) -> Self:
         """Return a saved model. Nothing is unpickled and no code of the file is run.
 
@@ -559,10 +581,15 @@ class PPO:
             env: An environment to go on training on; by default another with the saved id.
             policy: The network, if it is one of your own.
             device: As for :class:`PPO`.
+            loss: The loss, if it is one of your own.
+            optimizer: The optimizer, if it is not the default; another one than before starts
+                without moments.
+            **settings: Settings of :class:`PPOConfig` to change.
         """
-        reject_unknown("load", unknown, ("path", "env", "policy", "device"))
-        require_cpu(device)
-        return cls._from_saved(_read(path), env, policy, path)
+        reject_unknown("load", settings, (*_LOADED, *PPOConfig.__dataclass_fields__))
+        chosen = choose_device(device)
+        own = {"policy": policy, "loss": loss, "optimizer": optimizer, "device": chosen}
+        return restore(cls, read_folder(path), env, path, own, settings)
 
     @classmethod
     def resume(
@@ -571,25 +598,29 @@ class PPO:
         env: EnvLike | None = None,
         *,
         policy: nn.Module | MakeNetwork | None = None,
+        device: str | torch.device = "cpu",
+        loss: LossFunction | None = None,
+        optimizer: MakeOptimizer | None = None,
     ) -> Self:
         """Return a model as its last checkpoint left it; ``learn()`` then continues exactly.
 
         Raises:
             CheckpointError: If the folder holds a saved model and no checkpoint.
         """
-        saved = _read(path)
+        saved = read_folder(path)
         if saved.get("training") is None:
             raise CheckpointError(
                 f"{path} holds a saved model but no checkpoint; use PPO.load, or save checkpoints "
                 "by callbacks=Checkpoint(folder)."
             )
-        model = cls._from_saved(saved, env, policy, path)
+        own = {"policy": policy, "loss": loss, "optimizer": optimizer, "device": device}
+        model = restore(cls, saved, env, path, own, {})
         if model._environments is None:
             raise UnsupportedEnvironmentError(
                 f"{path} was trained on an environment without an id; pass it: "
                 "PPO.resume(path, env=...)."
             )
-        model._load_training(saved["training"])
+        restore_training(model, saved["training"])
         model.resumed_from = Path(path).resolve()
         model.folders.add(("checkpoints", model.resumed_from))
         return model
@@ -602,7 +633,7 @@ class PPO:
     def settings(self) -> dict[str, Any]:
         """Return everything that decides training, as plain values."""
         rates: dict[str, Any] = {
-            name: asdict(rate) if isinstance(rate, Schedule) else float(self._current_rates()[name])
+            name: asdict(rate) if isinstance(rate, Schedule) else self._current_rates().get(name)
             for name, rate in self._rates.items()
         }
         return {
@@ -614,6 +645,7 @@ class PPO:
             "normalize_rewards": self._rewards is not None,
             "network": {**asdict(self.network), "hidden_sizes": list(self.network.hidden_sizes)},
             "ppo": {**asdict(self.config), **rates},
+            **self._own_parts,
         }
 
     # -- inside -----------------------------------------------------------------------------------
@@ -624,6 +656,8 @@ class PPO:
         action_spec: ActionSpec | None,
         network: NetworkConfig,
         settings: Any,
+        loss: LossFunction | None,
+        optimizer: MakeOptimizer | None,
     ) -> None:
         """Build the agent for the spaces, which are known."""
         spec = require_spec(self.action_space, action_spec)
@@ -639,7 +673,10 @@ class PPO:
         if made.state_size:
             defaults = {k: v for k, v in WITH_MEMORY.items() if k not in settings}
             config = replace(config, **defaults)
-        self.agent = PPOAgent(spec, made, config, seed=seed)
+        self.agent = PPOAgent(
+            spec, made, config, seed=seed, device=self._device, loss=loss, optimizer=optimizer
+        )
+        self._own_parts = {"loss": own_name(loss), "optimizer": own_name(optimizer)}
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
         self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
         self._generator = torch.Generator().manual_seed(seed)
@@ -673,83 +710,6 @@ class PPO:
     def _add_reward_normalizer(self, is_wanted: bool) -> None:
         self._rewards = RewardNormalizer(self.n_envs, self.config.gamma) if is_wanted else None
 
-    def _state(self, *, is_resumable: bool) -> dict[str, Any]:
-        spec = self.agent.spec
-        return {
-            "settings": self.settings(),
-            "num_timesteps": self.num_timesteps,
-            "has_masks": self._has_masks,
-            "observation_space": encode_space(self.observation_space),
-            "action_space": encode_space(self.action_space),
-            "action_spec": {
-                "names": list(spec.names),
-                "sizes": list(spec.sizes),
-                "op_head": spec.op_head,
-                "relevance": [list(row) for row in spec.relevance],
-                "dims": list(spec.dims),
-            },
-            "agent": self.agent.state_dict(),
-            "rewards": None if self._rewards is None else self._rewards.state_dict(),
-            "training": self._training_state() if is_resumable else None,
-        }
-
-    def _training_state(self) -> dict[str, Any]:
-        assert self._collector is not None, "checkpoints are saved while learning"
-        try:
-            envs = self.save_environments()
-        except UnsupportedEnvironmentError:
-            envs = None
-        return {
-            "total_timesteps": self.total_timesteps,
-            "first_timestep": self._first_timestep,
-            "recent": [[float(r), int(n)] for r, n in self._recent],
-            "collector": self._collector.state_dict(),
-            # Copies, because a state that is saved later must not change until then.
-            "environments": copy.deepcopy(envs),
-            "callbacks": [
-                [type(c).__name__, copy.deepcopy(c.state_dict())] for c in self._callbacks
-            ],
-        }
-
-    @classmethod
-    def _from_saved(
-        cls, saved: dict[Any, Any], env: EnvLike | None, policy: Any, path: Any
-    ) -> Self:
-        settings = saved["settings"]
-        name = settings["policy"]
-        if policy is None and name not in POLICIES:
-            raise CheckpointError(
-                f"{path} was trained with a network of its own, {name}; pass policy={name}."
-            )
-        # An id with a colon names a module to import, which a file may not decide.
-        env_id = settings["env"] if ":" not in (settings["env"] or "") else None
-        source = env if env is not None else env_id
-        network = NetworkConfig(**settings["network"])
-        spec = ActionSpec(**saved["action_spec"])
-        ppo = {
-            name: Schedule(**cast(Any, value)) if isinstance(value, dict) else value
-            for name, value in settings["ppo"].items()
-        }
-        model = cls.__new__(cls)
-        model.observation_space = decode_space(saved["observation_space"])
-        model.action_space = decode_space(saved["action_space"])
-        model._env, model._environments = source, None
-        model.verbose, model.seed = 0, settings["seed"]
-        model.n_envs, model.n_steps = settings["n_envs"], settings["n_steps"]
-        members = None
-        if source is not None:
-            members = model._make_members(source, settings["n_envs"])
-        model._setup(policy or name, spec, network, ppo)
-        if members is not None:
-            model._attach(members)
-        model._add_reward_normalizer(settings["normalize_rewards"])
-        model.agent.load_state_dict(saved["agent"])
-        model.num_timesteps = model.total_timesteps = saved["num_timesteps"]
-        model._has_masks = saved["has_masks"]
-        if model._rewards is not None and saved["rewards"] is not None:
-            model._rewards.load_state_dict(saved["rewards"])
-        return model
-
     def _make_members(
         self, source: EnvLike, n_envs: int | None
     ) -> list[Env] | VectorEnv[Any, Any, Any]:
@@ -766,19 +726,6 @@ class PPO:
                 )
         return members
 
-    def _load_training(self, training: dict[str, Any]) -> None:
-        self.total_timesteps = training["total_timesteps"]
-        self._first_timestep = training["first_timestep"]
-        self._recent.extend((r, n) for r, n in training["recent"])
-        self._saved_callbacks = training["callbacks"]
-        collector, _ = self._require_collector()
-        if training["environments"] is None:
-            self.warn("the checkpoint has no environments; new episodes are started.")
-            return
-        assert self._environments is not None, "a resumed model has environments"
-        self._environments.load_state(training["environments"])
-        collector.load_state_dict(training["collector"])
-
     def _restore_callbacks(self, callbacks: list[Callback]) -> None:
         """Give callbacks the state they had in a checkpoint, by kind and order."""
         saved, self._saved_callbacks = self._saved_callbacks, None
@@ -791,37 +738,19 @@ class PPO:
                     break
 
 
-def _read(path: str | os.PathLike[str]) -> dict[Any, Any]:
-    """Return what was saved to a folder.
-
-    Raises:
-        CheckpointError: If there is no such folder, or nothing intact in it.
-    """
-    if not Path(path).is_dir():
-        wrong = f"there is no folder {path}"
-        if Path(path).is_file():
-            wrong = f"{path} is a file"
-        raise CheckpointError(
-            f"{wrong}; pass the folder that model.save() or Checkpoint wrote. Files of "
-            "Stable-Baselines3 cannot be loaded."
-        )
-    folder = Path(path).resolve()
-    if step_of(folder.name) is not None and not CheckpointFolder(folder).names():
-        raise CheckpointError(
-            f"{path} is one checkpoint; pass the folder it is in, {folder.parent}."
-        )
-    return to_nested(CheckpointFolder(path).latest().state)
+_LOADED = ("path", "env", "policy", "device", "loss", "optimizer")
+"""Arguments of ``PPO.load`` that are not settings of the update."""
 
 
 def _is_made(env: Any) -> bool:
     """Return whether it is an environment and not what makes one."""
-    return isinstance(env, (gymnasium.Env, VectorEnv))
+    return isinstance(env, (gymnasium.Env, VectorEnv)) or is_sb3_vec_env(env)
 
 
 def _name_of(env: Any) -> str:
     """Return the name of an environment, class or function for a message."""
-    if _is_made(env):
-        return type(env.unwrapped).__name__
+    if isinstance(env, (gymnasium.Env, VectorEnv)):
+        return type(cast(Any, env).unwrapped).__name__
     return getattr(env, "__name__", type(env).__name__)
 
 

@@ -16,8 +16,10 @@ from esper.config.checks import PositiveInt, check
 from esper.config.sb3_names import reject_unknown
 from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ProgressBar, ShowProgress
+from esper.simic.policy.observations import map_leaves
 from esper.simic.rollout.environments import Environments
 from esper.simic.rollout.factory import EnvLike
+from esper.simic.tensors import to_device
 from esper.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ def evaluate(
     generator = None if deterministic else torch.Generator().manual_seed(seed)
     policy = model.agent.policy
     observations, masks = environments.reset(seed)
-    state = torch.zeros(n_envs, policy.state_size)
+    device = model.device
+    state = torch.zeros(n_envs, policy.state_size, device=device)
     sums, steps = np.zeros(n_envs), np.zeros(n_envs, np.int64)
     returns, lengths = list[float](), list[int]()
     with ExitStack() as stack:
@@ -109,11 +112,9 @@ def evaluate(
             stack.callback(environments.close)
         bar = stack.enter_context(ProgressBar(progress, title="evaluating"))
         while (quota > 0).any():
-            decision = policy.act(observations, masks, state, generator)
-            numbers = decision.numbers
-            taken = environments.step(
-                decision.actions.numpy(), None if numbers is None else numbers.numpy()
-            )
+            seen = map_leaves(lambda tensor: to_device(tensor, device), observations)
+            decision = policy.act(seen, masks, state, generator)
+            taken = environments.step(*decision.read(policy.spec))
             counts = np.ones(n_envs, np.bool_) if taken.skipped is None else ~taken.skipped
             sums += np.where(counts, taken.rewards, 0.0)
             steps += counts
@@ -125,7 +126,7 @@ def evaluate(
                     lengths.append(int(steps[i]))
                     quota[i] -= 1
             sums, steps = np.where(dones, 0.0, sums), np.where(dones, 0, steps)
-            starts = torch.from_numpy(dones | ~counts)
+            starts = to_device(torch.from_numpy(dones | ~counts), device)
             state = decision.next_state.masked_fill(starts.unsqueeze(-1), 0.0)
             observations, masks = taken.observations, taken.masks
     low, high = float("nan"), float("nan")

@@ -13,7 +13,7 @@ from esper.config.schema import docs_of
 from esper.errors import ConfigError
 from esper.simic.schedules import Rate, rate_at
 
-SCHEDULED = ("learning_rate", "clip_range", "ent_coef")
+SCHEDULED = ("learning_rate", "clip_range", "ent_coef", "clip_range_vf")
 _OTHERS = (
     "n_envs",
     "n_steps",
@@ -23,6 +23,8 @@ _OTHERS = (
     "normalize_rewards",
     "verbose",
     "device",
+    "loss",
+    "optimizer",
 )
 """Arguments of ``PPO`` that are not settings of the update."""
 
@@ -39,16 +41,16 @@ class PPOSettings(TypedDict, total=False):
     gae_lambda: float
     clip_range: Rate
     clip: Literal["per-head", "joint"]
-    clip_range_vf: float | None
+    clip_range_vf: Rate | None
     ent_coef: Rate
     vf_coef: float
-    max_grad_norm: float
+    max_grad_norm: float | None
     target_kl: float | None
     normalize_advantage: bool
     normalize_returns: bool
 
 
-def split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate]]:
+def split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate | None]]:
     """Return the settings at the start of training, and the rates that may change."""
     known = [field.name for field in fields(PPOConfig)]
     unknown = [name for name in settings if name not in known]
@@ -100,14 +102,6 @@ def check_minibatches(
             "of them."
         )
     return None
-
-
-def require_cpu(device: Any) -> None:
-    """Reject any other device than the CPU."""
-    if str(device) not in ("cpu", "auto"):
-        raise ConfigError(
-            f"device is {str(device)!r}; PPO trains on the CPU, so it must be 'cpu' or 'auto'."
-        )
 
 
 def describe_settings() -> str:

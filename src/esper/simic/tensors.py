@@ -1,15 +1,60 @@
-"""What tensor arguments must be, checked in one place."""
+"""Tensors between devices, and what tensor arguments must be.
+
+Two functions are all that makes the host wait for a device: :func:`read_numbers`, once per epoch
+of an update, and :func:`to_host`, once per step of the environments.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.errors import DeviceError, DtypeError, ShapeError, type_of
+from esper.errors import ConfigError, DeviceError, DtypeError, ShapeError, type_of
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """Return the device that a name stands for; ``"auto"`` is CUDA, MPS or the CPU.
+
+    Raises:
+        ConfigError: If there is no such device here.
+    """
+    if str(device) == "auto":
+        has_mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ConfigError(
+            f"device is {str(device)!r}, which cannot be used here ({str(error).splitlines()[0]}); "
+            "use 'auto', 'cpu', 'cuda' or 'mps'."
+        ) from error
+    return chosen
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device; the host does not wait for the copy to CUDA."""
+    if device.type == "cpu":
+        return tensor
+    if device.type == "cuda" and tensor.is_cpu:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def read_numbers(tensor: Tensor) -> list[float]:
+    """Copy a small tensor to the host, which waits for it: the only way that an update does."""
+    return cast("list[float]", tensor.reshape(-1).tolist())
+
+
+def to_host(tensor: Tensor) -> NDArray[Any]:
+    """Copy a tensor to the host, which waits for it: once per step, for the environments."""
+    return tensor.cpu().numpy()
 
 
 def check_tensor(

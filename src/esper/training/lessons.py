@@ -28,8 +28,8 @@ from esper.environment import GrowthVectorEnv
 from esper.environment.runner import steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.simic.policy.action_spec import ActionSpec, relevance_table
-from esper.simic.policy.distribution import choices_beside, evaluate_actions
-from esper.simic.policy.masks import LOWEST, LegalChoices, as_choice_masks
+from esper.simic.policy.distribution import choices_beside, masked_log_softmax
+from esper.simic.policy.masks import LOWEST, as_choice_masks
 from esper.tamiyo import Controller
 from esper.tamiyo.controllers.controller import NamedController
 from esper.tamiyo.controllers.price_schedule import SCHEDULES, follow
@@ -246,16 +246,13 @@ def log_probs_of_paths(policy: SlotPolicy, batch: LessonBatch) -> Tensor:
     spec, shape = policy.spec, (n_steps, n_schedules, n_hosts)
     observations = batch.observations.reshape(n_steps, n_rows, size)
     start = observations.new_zeros(n_rows, policy.state_size)
-    outputs, _ = policy.run_sequences(observations, None, start, None)
-    actions = batch.actions.flatten(end_dim=2)
-    legal = LegalChoices.of(spec, batch.legal.flatten(end_dim=2), outputs.dtype)
-    by_head, _ = evaluate_actions(outputs.t(), legal, actions)
+    outputs, _, _ = policy.run_sequences(observations, None, start, None)
+    actions, legal = batch.actions.flatten(end_dim=2), batch.legal.flatten(end_dim=2)
+    log_p = masked_log_softmax(spec, outputs, legal)
+    by_head = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     is_read = relevance_table(spec, actions.device)[actions[:, OP]]
     taken = torch.where(is_read, by_head, 0.0).sum(1)
-    first = sum(spec.sizes[:OP])
-    ops = slice(first, first + spec.sizes[OP])
-    op_logits = torch.where(legal.weight[ops] > 0, outputs[ops], LOWEST)
-    finishing = op_logits.log_softmax(0)[Op.FINISH]
+    finishing = log_p[:, OP, Op.FINISH]
     return path_log_probs(taken.view(shape), finishing.view(shape), batch.n_epochs)
 
 

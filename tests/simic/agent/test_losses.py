@@ -1,5 +1,6 @@
 """Each term of the loss is its definition, and its gradient that of finite differences."""
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from esper.simic.agent.losses import (
     relevant_log_ratio,
     value_loss,
 )
-from esper.simic.agent.update_report import EpochMeasures, measure
+from esper.simic.agent.update_report import EpochMeasures, EpochMeter
 from esper.simic.policy.action_spec import ActionSpec
 
 N, H = 7, 3
@@ -29,29 +30,22 @@ SPEC = ActionSpec.independent([2] * H)
 def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> EpochMeasures:
     """What the update would read of one minibatch with these ratios."""
     zero, ones = torch.zeros(()).double(), torch.ones(N, H).double()
-    n_free = torch.tensor(float(N)).double()
-    batch = SimpleNamespace(relevant=relevant, available=ones, n_free=n_free)
-    measures = EpochMeasures.read(
-        measure((zero, zero, zero), log_ratio, ones, batch, clip_range), SPEC
+    batch: Any = SimpleNamespace(
+        log_ratio=log_ratio,
+        entropies=ones,
+        relevant=relevant,
+        available=ones,
+        n_free=torch.tensor(float(N)).double(),
     )
-    assert measures is not None
-    return measures
+    meter = EpochMeter(SPEC, clip_range)
+    meter.add(batch, zero, {})
+    return meter.read()
 
 
 def has_the_gradient_of_finite_differences(
-    function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor
+    function: Callable[[Tensor], Tensor], at: Tensor
 ) -> bool:
-    """Compare the gradient that a function returns with the slope of its value."""
-    _, gradient = function(at.clone())
-    slopes, step = torch.zeros_like(at), 1e-6
-    for place in range(at.numel()):
-        values = []
-        for sign in (1.0, -1.0):
-            moved = at.clone()
-            moved.view(-1)[place] += sign * step
-            values.append(float(function(moved)[0]))
-        slopes.view(-1)[place] = (values[0] - values[1]) / (2.0 * step)
-    return torch.allclose(gradient, slopes, atol=1e-7, rtol=1e-5)
+    return torch.autograd.gradcheck(function, (at.clone().requires_grad_(),))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -95,13 +89,13 @@ def test_everything_is_finite_when_only_the_op_matters() -> None:
     old = torch.where(relevant.bool(), log_probs, random(N, H, seed=1))
     log_ratio = relevant_log_ratio(log_probs, old, relevant)
     for surrogate in (clipped_surrogate, joint_clipped_surrogate):
-        loss, gradient = surrogate(
-            log_ratio, random(N, seed=2), relevant, torch.tensor(float(N)), 0.2
-        )
+        moved = log_ratio.requires_grad_()
+        loss = surrogate(moved * relevant, random(N, seed=2), relevant, torch.tensor(float(N)), 0.2)
+        (gradient,) = torch.autograd.grad(loss, moved)
         assert bool(torch.isfinite(loss))
         assert bool(torch.isfinite(gradient).all())
         assert bool((gradient[:, :-1] == 0.0).all())
-    assert measured(log_ratio, relevant).approx_kl == 0.0
+    assert measured(log_ratio.detach(), relevant).approx_kl == 0.0
 
 
 def test_the_surrogate_worked_by_hand() -> None:
@@ -109,7 +103,7 @@ def test_the_surrogate_worked_by_hand() -> None:
     # ratios 0.5 (clipped to 0.8, which is worse and counts) and 1.1. Step 2: one legal action.
     ratios = torch.tensor([[1.5, 9.0], [0.5, 1.1], [1.3, 1.0]]).double()
     relevant = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]).double()
-    loss, _ = clipped_surrogate(
+    loss = clipped_surrogate(
         ratios.log() * relevant,
         torch.tensor([2.0, -1.0, 5.0]).double(),
         relevant,
@@ -126,7 +120,7 @@ def test_the_joint_surrogate_worked_by_hand() -> None:
     relevant = torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]).double()
     advantages = torch.tensor([2.0, -1.0, 5.0]).double()
     n_free = torch.tensor(2.0).double()
-    loss, _ = joint_clipped_surrogate(ratios.log() * relevant, advantages, relevant, n_free, 0.2)
+    loss = joint_clipped_surrogate(ratios.log() * relevant, advantages, relevant, n_free, 0.2)
     assert float(loss) == pytest.approx(-((1.2 * 2) - 0.8) / 2)
 
 
@@ -134,15 +128,13 @@ def test_both_ways_of_clipping_agree_on_one_head_and_before_the_first_step() -> 
     advantages, n_free = random(N), torch.tensor(float(N)).double()
     one = random(N, 1, seed=1)
     arguments = (advantages, torch.ones(N, 1).double(), n_free, 0.2)
-    for mine, other in zip(
-        clipped_surrogate(one, *arguments), joint_clipped_surrogate(one, *arguments), strict=True
-    ):
-        torch.testing.assert_close(mine, other)
-    start, ones = torch.zeros(N, H).double(), torch.ones(N, H).double()
-    gradients = [
-        surrogate(start, advantages, ones, n_free, 0.2)[1]
-        for surrogate in (clipped_surrogate, joint_clipped_surrogate)
-    ]
+    torch.testing.assert_close(
+        clipped_surrogate(one, *arguments), joint_clipped_surrogate(one, *arguments)
+    )
+    ones, gradients = torch.ones(N, H).double(), []
+    for surrogate in (clipped_surrogate, joint_clipped_surrogate):
+        start = torch.zeros(N, H).double().requires_grad_()
+        gradients += torch.autograd.grad(surrogate(start, advantages, ones, n_free, 0.2), start)
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
@@ -158,7 +150,7 @@ def test_every_term_has_the_gradient_of_finite_differences(clip: float | None) -
     is_same = has_the_gradient_of_finite_differences
     for surrogate in (clipped_surrogate, joint_clipped_surrogate):
         # Only heads that mattered have a gradient; elsewhere the log-ratio is always 0.
-        def policy(x: Tensor, surrogate: Any = surrogate) -> tuple[Tensor, Tensor]:
+        def policy(x: Tensor, surrogate: Any = surrogate) -> Tensor:
             return surrogate(x * relevant, advantages, relevant, n_free, 0.2)
 
         assert is_same(policy, log_ratio)
@@ -170,14 +162,14 @@ def test_value_clipping_takes_the_larger_error() -> None:
     old, returns = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 0.0])
     values = torch.tensor([0.9, 0.9])
     # Clipped to 0.2: errors 0.8 and 0.2; unclipped 0.1 and 0.9.
-    assert float(value_loss(values, returns, old, 0.2)[0]) == pytest.approx((0.64 + 0.81) / 2)
-    assert float(value_loss(values, returns, old, None)[0]) == pytest.approx((0.01 + 0.81) / 2)
+    assert float(value_loss(values, returns, old, 0.2)) == pytest.approx((0.64 + 0.81) / 2)
+    assert float(value_loss(values, returns, old, None)) == pytest.approx((0.01 + 0.81) / 2)
 
 
 def test_entropy_counts_available_heads_per_step() -> None:
     entropies = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     available = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    assert float(entropy_bonus(entropies, available, torch.tensor(2.0))[0]) == 3.5
+    assert float(entropy_bonus(entropies, available, torch.tensor(2.0))) == 3.5
 
 
 def test_advantages_are_normalised_with_a_floor() -> None:
@@ -195,3 +187,30 @@ def test_explained_variance_of_known_cases() -> None:
     assert float(explained_variance(torch.zeros(50), returns)) == pytest.approx(0.0)
     assert float(explained_variance(-returns, returns)) == pytest.approx(-3.0)
     assert float(explained_variance(returns, torch.ones(50).double())) == 0.0
+
+
+@pytest.mark.parametrize("spread", [30.0, 100.0, 1e4])
+@pytest.mark.parametrize("surrogate", [clipped_surrogate, joint_clipped_surrogate])
+def test_log_ratios_of_any_spread_have_a_finite_loss_and_divergence(
+    surrogate: Any, spread: float
+) -> None:
+    log_probs = (spread * random(N, H).float()).requires_grad_()
+    ones, n_free = torch.ones(N, H), torch.tensor(float(N))
+    log_ratio = relevant_log_ratio(log_probs, torch.zeros(N, H), ones)
+    loss = surrogate(log_ratio, random(N, seed=1).float(), ones, n_free, 0.2)
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    assert bool(torch.isfinite(loss))
+    assert bool(torch.isfinite(gradient).all())
+    assert math.isfinite(measured(log_ratio.detach().double(), ones.double()).approx_kl)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_value_clipping_leaves_the_gradient_inside_the_range_alone(scale: float) -> None:
+    # In single precision, old + (value - old) is not the value: neither branch may lose a step.
+    old, returns = scale * random(500).float(), scale * random(500, seed=1).float()
+    values = (old + 0.05 * random(500, seed=2).float().clamp(-1.0, 1.0)).requires_grad_()
+    gradients = [
+        torch.autograd.grad(value_loss(values, returns, old, clip), values)[0]
+        for clip in (0.1, None)
+    ]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-6)

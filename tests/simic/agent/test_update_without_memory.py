@@ -1,7 +1,6 @@
 """The update of a policy without memory has the loss and gradient of the definition.
 
-Its gradients are written out by hand; the reference is one step, one head at a time, in double
-precision, differentiated by autograd.
+The reference is one step, one head at a time, in double precision.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ SPECS = {
 
 
 class Plain(nn.Module):
-    """A network of a user's own, for which nothing is written out by hand."""
+    """A network of a user's own."""
 
     output_size = 6
 

@@ -26,7 +26,6 @@ from esper.simic.policy.distribution import draw_actions, evaluate_actions, mask
 from esper.simic.policy.masks import (
     ChoiceMasks,
     Condition,
-    LegalChoices,
     as_choice_masks,
     layout_of,
 )
@@ -39,7 +38,7 @@ SPEC = ActionSpec.independent([3, 5, 1, 4])
 def draw(
     spec: ActionSpec, logits: torch.Tensor, masks: ChoiceMasks, generator: torch.Generator | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return draw_actions(layout_of(spec, CPU, torch.float32), logits, masks, generator)
+    return draw_actions(layout_of(spec, CPU), logits, masks, generator)
 
 
 def random_masks(spec: ActionSpec, n: int, generator: torch.Generator) -> torch.Tensor:
@@ -63,8 +62,7 @@ def test_log_probs_and_entropies_are_those_of_masked_categoricals(seed: int, sca
     masks = random_masks(SPEC, 6, generator)
     actions = random_legal_actions(masks, generator)
     logits = scale * torch.randn(6, sum(SPEC.sizes), generator=generator, dtype=torch.float64)
-    legal = LegalChoices.of(SPEC, masks, torch.float64)
-    log_probs, entropies = evaluate_actions(logits, legal, actions)
+    log_probs, entropies = evaluate_actions(SPEC, logits, masks, actions)
     for head, part in enumerate(logits.split(SPEC.sizes, dim=1)):
         size = SPEC.sizes[head]
         reference = Categorical(logits=part.masked_fill(~masks[:, head, :size], -torch.inf))
@@ -85,14 +83,13 @@ def test_illegal_choices_have_probability_zero_and_finite_zero_gradients(
     flat = torch.cat([masks[:, h, :s] for h, s in enumerate(SPEC.sizes)], dim=1)
     logits = torch.randn(flat.shape, generator=generator).masked_fill(~flat, illegal_logit)
     logits = logits.to(dtype).requires_grad_()
-    legal = LegalChoices.of(SPEC, masks, torch.float32)
 
-    log_p, p = masked_log_softmax(logits.detach().float().t(), legal)
-    assert bool((p.t()[~flat] == 0.0).all())
+    log_p = masked_log_softmax(SPEC, logits.detach(), masks)
+    assert bool((log_p.exp()[~masks] == 0.0).all())
     assert bool(torch.isfinite(log_p).all())
-    torch.testing.assert_close(legal.layout.total(p), torch.ones(SPEC.n_heads, 32))
+    torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(32, SPEC.n_heads))
 
-    log_probs, entropies = evaluate_actions(logits, legal, actions)
+    log_probs, entropies = evaluate_actions(SPEC, logits, masks, actions)
     (1e3 * log_probs.sum() + 1e3 * entropies.sum()).backward()
     assert logits.grad is not None
     assert logits.grad.dtype == dtype
@@ -102,10 +99,9 @@ def test_illegal_choices_have_probability_zero_and_finite_zero_gradients(
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_legal_logit_that_is_not_finite_is_not_hidden(bad: float) -> None:
-    legal = LegalChoices.of(SPEC, torch.ones(3, 4, 5, dtype=torch.bool), torch.float32)
-    logits = torch.zeros(3, 13)
+    logits, actions = torch.zeros(3, 13), torch.zeros(3, 4, dtype=torch.long)
     logits[1, 4] = bad
-    log_probs, entropies = evaluate_actions(logits, legal, torch.zeros(3, 4, dtype=torch.long))
+    log_probs, entropies = evaluate_actions(SPEC, logits, None, actions)
     assert bool(torch.isnan(log_probs[1, 1]))
     assert bool(torch.isnan(entropies[1, 1]))
     assert bool(torch.isfinite(log_probs[[0, 2]]).all())
@@ -115,10 +111,9 @@ def test_gradients_are_those_of_finite_differences() -> None:
     generator = torch.Generator().manual_seed(1)
     masks = random_masks(SPEC, 4, generator)
     actions = random_legal_actions(masks, generator)
-    legal = LegalChoices.of(SPEC, masks, torch.float64)
     logits = torch.randn(4, sum(SPEC.sizes), generator=generator, dtype=torch.float64)
     logits.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: evaluate_actions(x, legal, actions), (logits,))
+    assert torch.autograd.gradcheck(lambda x: evaluate_actions(SPEC, x, masks, actions), (logits,))
 
 
 def test_draws_have_the_frequencies_of_the_distribution() -> None:

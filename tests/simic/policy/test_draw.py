@@ -29,7 +29,7 @@ SPEC = ActionSpec(
         (False, True, True, True),
     ),
 )
-LAYOUT = layout_of(SPEC, CPU, torch.float32)
+LAYOUT = layout_of(SPEC, CPU)
 
 
 def some(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -77,7 +77,7 @@ def frequencies(layout: HeadLayout, logits: Tensor, legal: Tensor, n: int) -> Te
 
 
 def test_choices_are_as_frequent_as_their_probabilities() -> None:
-    layout = layout_of(ActionSpec.independent([5]), CPU, torch.float32)
+    layout = layout_of(ActionSpec.independent([5]), CPU)
     logits = torch.tensor([[1.0, -2.0, 0.5, 3.0, 0.0]])
     legal = torch.tensor([[[True, True, False, True, True]]])
     expected = torch.where(legal[0, 0], logits[0], -torch.inf).softmax(0)

@@ -81,15 +81,21 @@ def test_vectors_are_normalised_by_what_was_seen() -> None:
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("hidden_sizes", [(8,), (8, 8), (16, 8, 4)])
-def test_neither_tower_depends_on_the_other(hidden_sizes: tuple[int, ...], activation: str) -> None:
-    towers = Towers(5, hidden_sizes, activation)
+@pytest.mark.parametrize("value_sizes", [None, (9,)])
+def test_neither_tower_depends_on_the_other(
+    hidden_sizes: tuple[int, ...], activation: str, value_sizes: tuple[int, ...] | None
+) -> None:
+    towers = Towers(5, hidden_sizes, activation, value_sizes)
     initialize(towers, torch.Generator().manual_seed(0))
     inputs = torch.randn(7, 5)
     for_policy, for_value = towers(inputs)
-    assert for_policy.shape == for_value.shape == (7, hidden_sizes[-1])
-    assert not torch.allclose(for_policy, for_value)
-    of_policy = torch.autograd.grad(for_policy.sum(), list(towers.parameters()), retain_graph=True)
-    of_value = torch.autograd.grad(for_value.sum(), list(towers.parameters()))
+    assert for_policy.shape == (7, hidden_sizes[-1])
+    assert for_value.shape == (7, (value_sizes or hidden_sizes)[-1])
+    parameters, zeros = list(towers.parameters()), {"materialize_grads": True}
+    of_policy = torch.autograd.grad(for_policy.sum(), parameters, retain_graph=True, **zeros)
+    of_value = torch.autograd.grad(for_value.sum(), parameters, **zeros)
+    assert any(bool(one.any()) for one in of_policy)
+    assert any(bool(one.any()) for one in of_value)
     for mine, other in zip(of_policy, of_value, strict=True):
         assert not bool(((mine != 0) & (other != 0)).any())
 
@@ -100,7 +106,10 @@ def test_an_activation_is_what_its_name_says() -> None:
         initialize(towers, torch.Generator().manual_seed(0))
         inputs = torch.randn(6, 3)
         both = torch.cat(towers(inputs), dim=1)
-        torch.testing.assert_close(both, function(towers.first(inputs)))
+        assert towers.both is not None
+        first = towers.both[0]
+        expected = [function(inputs @ first.weight[i] + first.bias[i]) for i in (0, 1)]
+        torch.testing.assert_close(both, torch.cat(expected, dim=1))
 
 
 def test_weights_are_orthogonal_and_biases_zero() -> None:
@@ -111,8 +120,7 @@ def test_weights_are_orthogonal_and_biases_zero() -> None:
         if "bias" in name:
             assert not bool(parameter.any())
             continue
-        # The first layer of both towers is one matrix, the others are two.
-        for matrix in parameter.chunk(2) if parameter.ndim == 2 else parameter:
+        for matrix in parameter:
             small = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
             torch.testing.assert_close(small @ small.t(), 2.0 * torch.eye(len(small)))
 

@@ -7,7 +7,6 @@ from esper.config import PolicyConfig
 from esper.errors import DeviceError, DtypeError, ShapeError
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.recurrent import steps_last_linear
 from tests.tamiyo.policy.slot_worlds import run_step_by_step
 
 SPEC = ActionSpec.independent([2, 3])
@@ -60,8 +59,8 @@ def test_a_reset_cell_inside_a_sequence_is_a_new_episode() -> None:
     resets = torch.zeros(6, 2, dtype=torch.bool)
     resets[3] = True
     cells = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11])
-    legal = policy.lay_out_masks(torch.tensor([[[1, 1, 0], [1, 1, 1]]]).bool().expand(10, 2, 3))
-    got_log_probs, _, got_values = policy.evaluate(
+    legal = torch.tensor([[[1, 1, 0], [1, 1, 1]]]).bool().expand(10, 2, 3)
+    got_log_probs, _, got_values, _ = policy.evaluate(
         grid, resets, torch.zeros(2, 12), cells, legal, actions.flatten(0, 1)
     )
     torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=2e-6, rtol=0)
@@ -83,10 +82,9 @@ def test_no_gradient_passes_a_reset_or_reaches_its_weights() -> None:
     observations = torch.randn(4, 2, 4, requires_grad=True)
     resets = torch.zeros(4, 2, dtype=torch.bool)
     resets[2] = True
-    legal = policy.lay_out_masks(torch.ones(2, 2, 3, dtype=torch.bool))
     actions = torch.zeros(2, 2, dtype=torch.long)
-    log_probs, _, values = policy.evaluate(
-        observations, resets, torch.zeros(2, 12), torch.tensor([6, 7]), legal, actions
+    log_probs, _, values, _ = policy.evaluate(
+        observations, resets, torch.zeros(2, 12), torch.tensor([6, 7]), None, actions
     )
     (log_probs.sum() + values.sum()).backward()
     assert observations.grad is not None
@@ -106,14 +104,6 @@ def test_rescaling_the_value_is_exact_and_touches_nothing_else() -> None:
     policy.rescale_value(2.5, -0.75)
     torch.testing.assert_close(policy.value(observations, state), 2.5 * before - 0.75)
     assert torch.equal(policy._step(observations, state)[0], logits)
-
-
-def test_the_output_layer_has_the_gradient_of_finite_differences() -> None:
-    arguments = [torch.randn(*shape).double().requires_grad_() for shape in ((5, 3), (4, 3), (4,))]
-    assert torch.autograd.gradcheck(steps_last_linear, arguments)
-    inputs, weight, bias = arguments
-    expected = torch.nn.functional.linear(inputs, weight, bias).t()
-    torch.testing.assert_close(steps_last_linear(inputs, weight, bias), expected)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

@@ -74,7 +74,6 @@ def run_step_by_step(
 
 def lay_out_all(policy: SlotPolicy, n_steps: int) -> object:
     """Return masks that allow every choice."""
-    masks = policy.spec.pad_masks(
+    return policy.spec.pad_masks(
         [torch.ones(n_steps, size, dtype=torch.bool) for size in policy.spec.sizes]
     )
-    return policy.lay_out_masks(masks)

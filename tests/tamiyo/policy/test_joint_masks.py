@@ -109,7 +109,7 @@ def test_drawn_actions_are_legal_for_each_design(method: str) -> None:
         else:
             choices = as_choice_masks(spec, masks, len(logits), logits.device)
             source = generator if method == "sampled" else None
-            layout = layout_of(spec, logits.device, torch.float32)
+            layout = layout_of(spec, logits.device)
             rows = draw_actions(layout, logits, choices, source)[0].numpy()
         assert masks.are_legal(rows).all()
         germinated = np.flatnonzero(rows[:, _OP] == Op.GERMINATE)
@@ -122,7 +122,7 @@ def test_other_designs_do_not_change_the_draws_of_one() -> None:
     spec, hosts = growth_action_spec(DENSE), dormant(DENSE, 4)
     parts = join((DENSE, 3), (DENSE, 1))
     logits = torch.randn(4, sum(spec.sizes), generator=torch.Generator().manual_seed(1))
-    layout = layout_of(spec, logits.device, torch.float32)
+    layout = layout_of(spec, logits.device)
     drawn = [
         draw_actions(
             layout,

@@ -31,7 +31,7 @@ def test_a_reset_inside_a_sequence_is_a_new_episode(n_slots: int) -> None:
     resets = torch.zeros(6, 2, dtype=torch.bool)
     resets[3] = True
     cells = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11])
-    got_log_probs, entropies, got_values = policy.evaluate(
+    got_log_probs, entropies, got_values, _ = policy.evaluate(
         grid, resets, torch.zeros(2, STATE), cells, lay_out_all(policy, 10), actions.flatten(0, 1)
     )
     torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=3e-6, rtol=0)
@@ -44,7 +44,7 @@ def test_sequences_without_resets_equal_single_steps() -> None:
     actions, log_probs, values = run_step_by_step(
         policy, observations, torch.zeros(6, 4, dtype=torch.bool)
     )
-    got_log_probs, _, got_values = policy.evaluate(
+    got_log_probs, _, got_values, _ = policy.evaluate(
         observations,
         None,
         torch.zeros(4, STATE),
@@ -91,7 +91,7 @@ def test_no_gradient_passes_a_reset_or_reaches_its_weights() -> None:
     resets = torch.zeros(4, 2, dtype=torch.bool)
     resets[2] = True
     actions = torch.zeros(2, 8, dtype=torch.long)
-    log_probs, _, values = policy.evaluate(
+    log_probs, _, values, _ = policy.evaluate(
         observations,
         resets,
         torch.zeros(2, STATE),

@@ -1,7 +1,4 @@
-"""The terms of the PPO loss and their gradients, as pure functions of tensors.
-
-Gradients are written out: a minibatch of a small network has a few dozen numbers per step, and
-recording thirty operations for autograd would cost more than the network itself.
+"""The terms of the PPO loss, as pure functions of tensors.
 
 Shapes: ``N`` steps, ``H`` heads. ``relevant`` and ``available`` are 1 where a head mattered, or
 could have mattered, at a step, and else 0. Steps with only one legal action teach a policy nothing
@@ -28,10 +25,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MAX_LOG_RATIO = 20.0
+"""Where log-ratios are cut off: a ratio of 5e8 is as far from 1 as any, and its square finite."""
+
 
 def relevant_log_ratio(log_probs: Tensor, old_log_probs: Tensor, relevant: Tensor) -> Tensor:
     """Return log(new probability / old probability) ``[N, H]``, 0 where a head did not matter."""
-    return (log_probs - old_log_probs) * relevant
+    log_ratio = (log_probs - old_log_probs) * relevant
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def clipped_surrogate(
@@ -40,11 +41,10 @@ def clipped_surrogate(
     relevant: Tensor,
     n_free: Tensor,
     clip_range: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the policy loss with each head's ratio clipped by itself, and its gradient.
+) -> Tensor:
+    """Return the policy loss with each head's ratio clipped by itself.
 
-        loss           = -1 / n_free * sum over n, h of min(r A, clip(r, 1 - e, 1 + e) A) * relevant
-        d loss / d log r = -1 / n_free * r A * relevant where the minimum is r A, else 0
+        loss = -1 / n_free * sum over n, h of min(r A, clip(r, 1 - e, 1 + e) A) * relevant
 
     Args:
         log_ratio: ``[N, H]`` from :func:`relevant_log_ratio`.
@@ -53,18 +53,13 @@ def clipped_surrogate(
         n_free: Number of steps with more than one legal action, at least 1.
         clip_range: How far a ratio may leave 1 before its gradient stops (e).
 
-    Returns:
-        The loss, and its gradient with respect to ``log_ratio``, ``[N, H]``.
-
     Reference: Schulman et al. (2017), "Proximal policy optimization algorithms", equation 7,
     applied to each head.
     """
     ratio = log_ratio.exp()
-    weighted_advantage = advantages.unsqueeze(-1) * relevant
-    gain = ratio * weighted_advantage
-    limit = ratio.clamp_(1.0 - clip_range, 1.0 + clip_range).mul_(weighted_advantage)
-    loss = torch.minimum(gain, limit).sum() / -n_free
-    return loss, gain.masked_fill_(gain > limit, 0.0).div_(-n_free)
+    advantage = advantages.unsqueeze(-1) * relevant
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    return -torch.minimum(ratio * advantage, clipped * advantage).sum() / n_free
 
 
 def joint_clipped_surrogate(
@@ -73,47 +68,40 @@ def joint_clipped_surrogate(
     relevant: Tensor,
     n_free: Tensor,
     clip_range: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the policy loss with the ratio of the whole action clipped, and its gradient.
+) -> Tensor:
+    """Return the policy loss with the ratio of the whole action clipped.
 
         loss = -1 / n_free * sum over n of min(R A, clip(R, 1 - e, 1 + e) A),  R = prod over h of r
 
-    Arguments and results are those of :func:`clipped_surrogate`; every head that mattered has the
-    same gradient.
+    Arguments are those of :func:`clipped_surrogate`.
 
     Reference: Schulman et al. (2017), "Proximal policy optimization algorithms", equation 7.
     """
     is_free = relevant.amax(dim=1, keepdim=True)
-    joint = log_ratio.sum(dim=1, keepdim=True)
-    loss, gradient = clipped_surrogate(joint, advantages, is_free, n_free, clip_range)
-    return loss, gradient * relevant
+    joint = log_ratio.sum(dim=1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return clipped_surrogate(joint, advantages, is_free, n_free, clip_range)
 
 
 def value_loss(
     values: Tensor, returns: Tensor, old_values: Tensor, clip_range_vf: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return the mean squared error of values ``[N]``, and its gradient ``[N]``.
+) -> Tensor:
+    """Return the mean squared error of values ``[N]``.
 
     loss = mean of (V - G)^2, or of max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2)
     """
-    error = values - returns
-    squared, gradient = error.square(), error * (2.0 / error.shape[0])
+    squared = (values - returns).square()
     if clip_range_vf is not None:
         moved = (values - old_values).clamp(-clip_range_vf, clip_range_vf)
-        clipped = (old_values + moved - returns).square()
-        # Where clipping makes the error larger, the value is beyond the range and does not count.
-        gradient = gradient.masked_fill(clipped > squared, 0.0)
-        squared = torch.maximum(squared, clipped)
-    return squared.mean(), gradient
+        squared = torch.maximum(squared, (old_values + moved - returns).square())
+    return squared.mean()
 
 
-def entropy_bonus(entropies: Tensor, available: Tensor, n_free: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean over free steps of the available heads' entropy ``[N, H]``, and its gradient.
+def entropy_bonus(entropies: Tensor, available: Tensor, n_free: Tensor) -> Tensor:
+    """Return the mean over free steps of the available heads' entropy ``[N, H]``.
 
     bonus = 1 / n_free * sum over n, h of H * available
     """
-    share = available / n_free
-    return (entropies * share).sum(), share
+    return (entropies * available).sum() / n_free
 
 
 def kl_estimates(log_ratio: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
 """A rollout as the update reads it: prepared once, then split into minibatches.
 
 Shapes: ``E`` environments, ``T`` steps, ``N`` steps of a minibatch, ``H`` heads, ``D`` discrete
-heads. Values for each head of each step are laid out with the steps contiguous, as the policy's
-are.
+heads, ``K`` choices of the widest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,12 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.errors import NonFiniteError, RolloutError
-from esper.simic.agent.losses import explained_variance, normalize_advantages
+from esper.simic import tensors
+from esper.simic.agent.losses import (
+    explained_variance,
+    normalize_advantages,
+    relevant_log_ratio,
+)
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.policy.action_spec import all_choices
 from esper.simic.policy.normalizers import ReturnNormalizer
@@ -44,8 +49,8 @@ class Minibatch:
     """``[R, state size]`` before each sequence."""
     cells: Tensor | None
     """``[N]`` the cells of the grid that are steps; None for all."""
-    legal: Any
-    """The masks of the N steps, in the form that the policy reads."""
+    legal: Tensor | None
+    """``[N, D, K]`` bool, the choices that were legal; None if all were."""
     actions: Tensor
     """``[N, D]``."""
     numbers: Tensor | None
@@ -65,6 +70,38 @@ class Minibatch:
     n_free: Tensor
     """Number of free steps, which have more than one legal action; at least 1."""
 
+    def evaluate(self, policy: Policy) -> EvaluatedMinibatch:
+        """Return the minibatch with what a policy says about its steps."""
+        evaluation = policy.evaluate(
+            self.observations,
+            self.resets,
+            self.state,
+            self.cells,
+            self.legal,
+            self.actions,
+            self.numbers,
+        )
+        return EvaluatedMinibatch(**vars(self), **evaluation._asdict())
+
+
+@dataclass(frozen=True)
+class EvaluatedMinibatch(Minibatch):
+    """What a loss is computed from. Gradients flow through what is declared here."""
+
+    log_probs: Tensor
+    """``[N, H]`` of the actions that were taken, under the current policy."""
+    entropies: Tensor
+    """``[N, H]``."""
+    values: Tensor
+    """``[N]`` normalised as the critic learns."""
+    features: Tensor
+    """``[N, F]`` that the policy's heads read."""
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """``[N, H]`` log(new probability / old probability); 0 where a head did not matter."""
+        return relevant_log_ratio(self.log_probs, self.old_log_probs, self.relevant)
+
 
 class PreparedRollout:
     """The steps of a buffer with everything derived from them that stays the same in an update."""
@@ -81,7 +118,7 @@ class PreparedRollout:
         self._starts_episode = buffer.episode_starts()
         self._has_memory = policy.state_size > 0
         length = config.sequence_length if self._has_memory else 1
-        self._is_skipped = np.ascontiguousarray(buffer.skipped.t().cpu().numpy())
+        self._is_skipped = buffer.skipped_steps()
         self._sequences = split_into_sequences(buffer.lengths, length)
         everything = self._lay_out(self._sequences)
         if self._has_memory and config.n_minibatches is None:
@@ -94,33 +131,22 @@ class PreparedRollout:
             n_steps, len(self._sequences) if self._has_memory else n_steps
         )
         take = everything.take
-        for stored in leaves_of(buffer.flat("observations")).values():
-            # Bytes and categories are always finite.
-            if stored.is_floating_point() and not bool(torch.isfinite(take(stored).sum())):
-                raise NonFiniteError(
-                    "the stored observations hold NaN or infinity; the policy is left as it was."
-                )
-        self._require_legal_actions(everything)
+        self._is_everything_legal = self._check(everything)
         values, returns = buffer.flat("values"), buffer.flat("returns")
         self.explained_variance = explained_variance(take(values), take(returns))
-        if config.normalize_returns:
+        if config.normalize_returns and policy.is_value_trained:
             policy.rescale_value(*normalizer.update(take(returns)))
         advantages = buffer.flat("advantages").clone()
         if config.normalize_advantage:
             advantages[everything.steps] = normalize_advantages(take(advantages))
         self._everything = everything
-        every = all_choices(buffer.spec, buffer.device)
-        self._is_everything_legal = bool((buffer.flat("masks") == every).all())
         self._steps = {
+            "actions": buffer.flat("actions"),
+            "old_log_probs": buffer.flat("log_probs"),
             "old_values": normalizer.normalize(values),
             "returns": normalizer.normalize(returns),
             "advantages": advantages,
             **self._weigh_heads(),
-        }
-        self._by_head = {
-            "old_log_probs": buffer.flat("log_probs").t().contiguous(),
-            "relevant": self._steps.pop("relevant"),
-            "available": self._steps.pop("available"),
         }
         self._whole = None
         if self._n_minibatches == 1:
@@ -162,25 +188,41 @@ class PreparedRollout:
         skipped = self._is_skipped if self._is_skipped.any() else None
         return lay_out(sequences, self._starts_episode, self._buffer.device, skipped)
 
-    def _require_legal_actions(self, everything: SequenceGrid) -> None:
-        """Reject stored actions that their own masks forbid, naming environment and step."""
+    def _check(self, everything: SequenceGrid) -> bool:
+        """Reject what cannot be learned from; return whether every choice was legal, always.
+
+        Raises:
+            NonFiniteError: If an observation is not finite.
+            RolloutError: If an action is one that its mask forbids.
+        """
         buffer, take = self._buffer, everything.take
-        if not buffer.spec.sizes:
-            return
-        actions, legal = take(buffer.flat("actions")), take(buffer.flat("masks"))
+        legal, actions = take(buffer.flat("masks")), take(buffer.flat("actions"))
         exists = (actions >= 0) & (actions < buffer.spec.n_choices)
-        is_legal = exists & legal.gather(-1, (actions * exists).unsqueeze(-1)).squeeze(-1)
-        if bool(is_legal.all()):
-            return
-        place, head = (int(index) for index in (~is_legal).nonzero()[0])
-        step, env = divmod(int(everything.steps[place]), buffer.n_envs)
-        raise RolloutError(
-            f"environment {env} took choice {int(actions[place, head])} of head "
-            f"{buffer.spec.names[head]!r} at step {step}, which its mask does not allow."
-        )
+        is_legal = exists
+        if buffer.spec.sizes:
+            is_legal = exists & legal.gather(-1, (actions * exists).unsqueeze(-1)).squeeze(-1)
+        leaves = leaves_of(buffer.flat("observations")).values()
+        # Bytes and categories are always finite.
+        sums = [take(leaf).sum() for leaf in leaves if leaf.is_floating_point()]
+        is_finite = torch.isfinite(torch.stack(sums)).all() if sums else exists.new_ones(())
+        is_everything = (legal == all_choices(buffer.spec, buffer.device)).all()
+        answers = torch.stack([is_finite, is_legal.all(), is_everything])
+        are_finite, are_legal, are_all_legal = map(bool, tensors.read_numbers(answers))
+        if not are_finite:
+            raise NonFiniteError(
+                "the stored observations hold NaN or infinity; the policy is left as it was."
+            )
+        if not are_legal:
+            place, head = (int(index) for index in (~is_legal).nonzero()[0])
+            step, env = divmod(int(everything.steps[place]), buffer.n_envs)
+            raise RolloutError(
+                f"environment {env} took choice {int(actions[place, head])} of head "
+                f"{buffer.spec.names[head]!r} at step {step}, which its mask does not allow."
+            )
+        return are_all_legal
 
     def _weigh_heads(self) -> dict[str, Tensor]:
-        """Return which heads mattered and could have, ``[H, T * E]``, and which steps are free."""
+        """Return which heads mattered and could have, ``[T * E, H]``, and which steps are free."""
         buffer, spec = self._buffer, self._buffer.spec
         legal, actions = buffer.flat("masks"), buffer.flat("actions")
         relevant, available = spec.relevance_of(actions), spec.availability_of(legal)
@@ -190,14 +232,13 @@ class PreparedRollout:
         is_free = (has_choice & relevant).any(dim=-1)
         return {
             "is_free": is_free.float(),
-            "relevant": (relevant & is_free.unsqueeze(1)).t().float().contiguous(),
-            "available": (available & is_free.unsqueeze(1)).t().float().contiguous(),
+            "relevant": (relevant & is_free.unsqueeze(1)).float(),
+            "available": (available & is_free.unsqueeze(1)).float(),
         }
 
     def _build(self, grid: SequenceGrid) -> Minibatch:
         buffer, take = self._buffer, grid.take
         taken = {name: take(stored) for name, stored in self._steps.items()}
-        by_head = {name: take(stored, dim=1).t() for name, stored in self._by_head.items()}
         has_memory = self._has_memory
 
         def observe(stored: Tensor) -> Tensor:
@@ -214,14 +255,10 @@ class PreparedRollout:
                 0, grid.starts if has_memory else grid.steps
             ),
             cells=grid.cells if has_memory else None,
-            legal=self._policy.lay_out_masks(
-                take(buffer.flat("masks")), is_everything=self._is_everything_legal
-            ),
-            actions=take(buffer.flat("actions").t().contiguous(), dim=1).t(),
+            legal=None if self._is_everything_legal else take(buffer.flat("masks")),
             numbers=take(buffer.flat("numbers")) if buffer.spec.dims else None,
             n_free=taken.pop("is_free").sum().clamp(min=1.0),
             **taken,
-            **by_head,
         )
 
 
@@ -244,26 +281,30 @@ def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
     leaves = {
         name: torch.split(leaf, sizes) for name, leaf in leaves_of(batch.observations).items()
     }
-    split = {name: torch.split(getattr(batch, name), sizes) for name in _SPLIT}
-    numbers = None if batch.numbers is None else torch.split(batch.numbers, sizes)
+    split = {
+        name: torch.split(tensor, sizes)
+        for name in _SPLIT
+        if (tensor := getattr(batch, name)) is not None
+    }
     free = torch.split(batch.relevant.amax(dim=1), sizes)
-    legal = batch.legal.split(sizes)
     for i in range(len(sizes)):
         part = {name: leaf[i] for name, leaf in leaves.items()}
+        tensors: dict[str, Any] = dict.fromkeys(_SPLIT)
+        tensors |= {name: parts[i] for name, parts in split.items()}
         yield Minibatch(
             observations=part[""] if isinstance(batch.observations, Tensor) else part,
             resets=None,
             cells=None,
-            legal=legal[i],
-            numbers=None if numbers is None else numbers[i],
-            n_free=free[i].sum().clamp_(min=1.0),
-            **{name: parts[i] for name, parts in split.items()},
+            n_free=free[i].sum().clamp(min=1.0),
+            **tensors,
         )
 
 
 _SPLIT = (
     "state",
+    "legal",
     "actions",
+    "numbers",
     "old_log_probs",
     "old_values",
     "returns",
@@ -271,4 +312,4 @@ _SPLIT = (
     "relevant",
     "available",
 )
-"""The tensors of a minibatch that always have an entry for each step."""
+"""The tensors of a minibatch that have an entry for each step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from esper.arrays import Flags
 from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.config.memory import require_memory
 from esper.errors import RolloutError, ShapeError
+from esper.simic import tensors
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.observations import Observations, ObservationSpec, map_leaves, named_leaves
 from esper.simic.policy.policy import Decision
 from esper.simic.policy.sequences import Indices
-from esper.simic.tensors import check_tensor
+from esper.simic.tensors import check_tensor, to_device
 
 
 class TamiyoRolloutBuffer:
@@ -87,10 +88,14 @@ class TamiyoRolloutBuffer:
         self._returns: Tensor | None = None
         self._lengths = np.zeros(n_envs, dtype=np.int64)
         self._cursor = 0
-        # On the CPU, what comes as arrays is written to the same memory without a detour.
-        self._shared: tuple[NDArray[Any], NDArray[Any]] | None = None
-        if self.device.type == "cpu":
-            self._shared = (self._rewards.numpy(), self._flags.numpy())
+        # What environments give as arrays, on the host; on the CPU the same memory as the tensors.
+        is_shared = self.device.type == "cpu"
+        self._host_rewards: NDArray[Any] = (
+            self._rewards.numpy() if is_shared else np.zeros((n_steps, n_envs), np.float32)
+        )
+        self._host_flags: NDArray[Any] = (
+            self._flags.numpy() if is_shared else np.zeros((n_steps, n_envs, 3), np.bool_)
+        )
         # Where the tensors of each step go; made once, as views take longer than writing.
         stores = {k: v for k, v in self._stores().items() if k not in ("rewards", "flags")}
         self._places = [{k: v[t] for k, v in stores.items()} for t in range(n_steps)]
@@ -136,22 +141,23 @@ class TamiyoRolloutBuffer:
     @property
     def rewards(self) -> Tensor:
         """``[E, T]``."""
+        self._copy_to_device()
         return self._view(self._rewards)
 
     @property
     def dones(self) -> Tensor:
         """``[E, T]`` whether the environment said that the episode is over."""
-        return self._view(self._flags[..., 0])
+        return self._flag(0)
 
     @property
     def truncated(self) -> Tensor:
         """``[E, T]`` whether the episode was cut short from outside."""
-        return self._view(self._flags[..., 1])
+        return self._flag(1)
 
     @property
     def skipped(self) -> Tensor:
         """``[E, T]`` whether the step only reset the environment; nothing is learned from it."""
-        return self._view(self._flags[..., 2])
+        return self._flag(2)
 
     @property
     def bootstrap_values(self) -> Tensor:
@@ -250,13 +256,9 @@ class TamiyoRolloutBuffer:
 
         self._write(t, observations, decision, bootstrap_values if any_cut else None)
         if any_cut:
-            unused = torch.from_numpy(~needs_bootstrap).to(self.device)
+            unused = to_device(torch.from_numpy(~needs_bootstrap), self.device)
             self._bootstrap_values[t].masked_fill_(unused, torch.nan)
-        if self._shared is None:
-            self._rewards[t].copy_(torch.from_numpy(reward))
-            self._flags[t].copy_(torch.from_numpy(flags))
-        else:
-            self._shared[0][t], self._shared[1][t] = reward, flags
+        self._host_rewards[t], self._host_flags[t] = reward, flags
         self._lengths[slice(None) if took_part is None else took_part] = t + 1
         self._cursor = t + 1
         self._advantages = self._returns = None
@@ -268,10 +270,12 @@ class TamiyoRolloutBuffer:
         """
         check_tensor("last_values", last_values, [self.n_envs], torch.float32, is_cast=True)
         envs = np.flatnonzero(self._lengths)
-        rows = torch.from_numpy(self._lengths[envs] - 1).to(self.device)
-        columns = torch.from_numpy(envs).to(self.device)
+        last = self._lengths[envs] - 1
+        is_open = ~self._host_flags[last, envs, :2].any(axis=-1)
+        rows, columns, is_open = (
+            to_device(torch.from_numpy(one), self.device) for one in (last, envs, is_open)
+        )
         given = last_values.detach().to(self.device, torch.float32)[columns]
-        is_open = ~self._flags[rows, columns, :2].any(dim=-1)
         kept = self._bootstrap_values[rows, columns]
         self._bootstrap_values[rows, columns] = torch.where(is_open, given, kept)
 
@@ -284,21 +288,15 @@ class TamiyoRolloutBuffer:
         n_steps = self._cursor
         if n_steps == 0:
             raise RolloutError("the buffer is empty; add at least one step.")
+        self._copy_to_device()
         values, bootstraps = self._values[:n_steps], self._bootstrap_values[:n_steps]
         cut = self._flags[:n_steps, :, 1]
         terminal = self._flags[:n_steps, :, 0] & ~cut
         # [T, E] steps stored from t on: 1 at an environment's last, 0 or less beyond it.
-        lengths = torch.from_numpy(self._lengths).to(self.device)
+        lengths = to_device(torch.from_numpy(self._lengths), self.device)
         steps_left = lengths - torch.arange(n_steps, device=self.device).unsqueeze(1)
         is_open = cut | ((steps_left <= 1) & ~terminal)
-        missing = (is_open & (steps_left > 0) & ~torch.isfinite(bootstraps)).nonzero()
-        if len(missing):
-            t, env = (int(index) for index in missing[0])
-            raise RolloutError(
-                f"environment {env} has no finite bootstrap value at step {t}, which was truncated "
-                "or is its last; call finish(last_values) with the values of the states reached."
-            )
-
+        missing = is_open & (steps_left > 0) & ~torch.isfinite(bootstraps)
         next_values = torch.cat([values[1:], bootstraps[-1:]])
         next_values = torch.where(is_open, bootstraps, next_values)
         advantages, returns = estimate_advantages(
@@ -310,27 +308,42 @@ class TamiyoRolloutBuffer:
             gamma=gamma,
             gae_lambda=gae_lambda,
         )
-        bad = ((steps_left > 0) & ~torch.isfinite(returns.t())).nonzero()
-        if len(bad):
-            t, env = (int(index) for index in bad[0])
-            raise RolloutError(
-                f"the return of environment {env} at step {t} is {float(returns[env, t])}; its "
-                f"reward is {float(self._rewards[t, env])} and its value "
-                f"{float(self._values[t, env])}. Rewards and values must be finite and moderate."
-            )
+        bad = (steps_left > 0) & ~torch.isfinite(returns.t())
+        if any(tensors.read_numbers(torch.stack([missing.any(), bad.any()]))):
+            self._reject_step(missing, bad, returns.t())
         # Time beyond an environment's last step holds nothing.
         self._advantages = advantages.t().masked_fill_(steps_left <= 0, 0.0)
         self._returns = returns.t().masked_fill_(steps_left <= 0, 0.0)
 
+    def _reject_step(self, missing: Tensor, bad: Tensor, returns: Tensor) -> NoReturn:
+        """Name the first step ``[T, E]`` without a bootstrap value, or with a bad return."""
+        is_missing = bool(missing.any())
+        t, env = (int(index) for index in (missing if is_missing else bad).nonzero()[0])
+        if is_missing:
+            raise RolloutError(
+                f"environment {env} has no finite bootstrap value at step {t}, which was truncated "
+                "or is its last; call finish(last_values) with the values of the states reached."
+            )
+        raise RolloutError(
+            f"the return of environment {env} at step {t} is {float(returns[t, env])}; its "
+            f"reward is {float(self._rewards[t, env])} and its value "
+            f"{float(self._values[t, env])}. Rewards and values must be finite and moderate."
+        )
+
     def episode_starts(self) -> Flags:
-        """Return ``[T, E]`` bool on the CPU: steps after the first that begin another episode."""
-        ends = self._flags[: self._cursor, :, :2].any(dim=-1)
-        starts = torch.zeros_like(ends)
-        starts[1:] = ends[:-1]
-        return starts.cpu().numpy()
+        """Return ``[T, E]`` bool on the host: steps after the first that begin another episode."""
+        flags = self._host_flags[: self._cursor]
+        starts = np.zeros(flags.shape[:2], np.bool_)
+        starts[1:] = flags[:-1, :, 0] | flags[:-1, :, 1]
+        return starts
+
+    def skipped_steps(self) -> Flags:
+        """Return ``[T, E]`` bool on the host: steps that only reset an environment."""
+        return np.ascontiguousarray(self._host_flags[: self._cursor, :, 2])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of all stored steps, so that a rollout can go on from its middle."""
+        self._copy_to_device()
         state = {name: store[: self._cursor].clone() for name, store in self._stores().items()}
         return state | {"lengths": torch.from_numpy(self._lengths.copy())}
 
@@ -340,6 +353,7 @@ class TamiyoRolloutBuffer:
         self._cursor = len(state["rewards"])
         for name, store in self._stores().items():
             store[: self._cursor].copy_(state[name])
+        self._copy_to_host(slice(0, self._cursor))
         self._lengths[:] = state["lengths"].numpy()
 
     def extend(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
@@ -356,10 +370,23 @@ class TamiyoRolloutBuffer:
             )
         rows = slice(self._cursor, self._cursor + n_new)
         for name, store in self._stores().items():
-            torch.cat([part[name] for part in parts], dim=1, out=store[rows])
+            store[rows].copy_(torch.cat([part[name] for part in parts], dim=1))
+        self._copy_to_host(rows)
         self._cursor += n_new
         self._lengths[:] = self._cursor
         self._advantages = self._returns = None
+
+    def _copy_to_device(self) -> None:
+        """Send what environments gave as arrays to the device, all steps at once."""
+        if self.device.type != "cpu":
+            self._rewards.copy_(to_device(torch.from_numpy(self._host_rewards), self.device))
+            self._flags.copy_(to_device(torch.from_numpy(self._host_flags), self.device))
+
+    def _copy_to_host(self, rows: slice) -> None:
+        """Keep what environments gave on the host, too."""
+        if self.device.type != "cpu":
+            self._host_rewards[rows] = tensors.to_host(self._rewards[rows])
+            self._host_flags[rows] = tensors.to_host(self._flags[rows])
 
     def _stores(self) -> dict[str, Tensor]:
         """Return the tensors in which steps are stored, ``[steps, E, ...]``, named as in add()."""
@@ -400,6 +427,10 @@ class TamiyoRolloutBuffer:
         with torch.no_grad():
             for _, place, value in rows:
                 place.copy_(value)
+
+    def _flag(self, number: int) -> Tensor:
+        self._copy_to_device()
+        return self._view(self._flags[..., number])
 
     def _view(self, stored: Tensor) -> Tensor:
         return stored[: self._cursor].transpose(0, 1)

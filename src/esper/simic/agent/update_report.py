@@ -6,21 +6,25 @@ Shapes: ``N`` steps, ``H`` heads.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from esper.errors import NonFiniteError
+from esper.simic import tensors
 from esper.simic.agent.losses import kl_estimates
-from esper.simic.agent.minibatches import Minibatch
+from esper.simic.agent.minibatches import EvaluatedMinibatch
 from esper.simic.policy.action_spec import ActionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateReport:
     """The outcome of one update. Losses, ratios and entropies are means over its last epoch."""
+
+    loss: float
+    """What was minimised."""
 
     policy_loss: float
     """Clipped surrogate, summed over the heads that mattered; lower is better."""
@@ -30,6 +34,9 @@ class UpdateReport:
 
     entropy: float
     """Entropy of an action, summed over the heads that could have mattered."""
+
+    other_terms: dict[str, float]
+    """Other terms that a loss of your own returned, by name."""
 
     approx_kl: float
     """Divergence from the policy that collected the steps, a mean over heads and steps that
@@ -73,38 +80,84 @@ class UpdateReport:
     """Those with more than one legal action; losses of the policy are means over them."""
 
 
+class EpochMeter:
+    """Collects what happens in an epoch on the device, and reads it once at the end.
+
+    Shapes: ``B`` minibatches.
+    """
+
+    def __init__(self, spec: ActionSpec, clip_range: float) -> None:
+        self._spec, self._clip_range = spec, clip_range
+        self._by_head: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._terms: list[Tensor] = []
+        self._names: list[str] = []
+        self._n_steps = 0
+
+    def add(self, batch: EvaluatedMinibatch, loss: Tensor, terms: Mapping[str, Tensor]) -> None:
+        """Take note of a minibatch, its loss and the terms of its loss."""
+        log_ratio, entropies = batch.log_ratio.detach(), batch.entropies.detach()
+        self._by_head.append((log_ratio, entropies, batch.relevant, batch.available))
+        self._names = ["loss", *terms]
+        n_steps = loss.new_full((), len(log_ratio))
+        self._terms.append(torch.stack([batch.n_free, n_steps, loss, *terms.values()]).detach())
+        self._n_steps += len(log_ratio)
+
+    @torch.no_grad()
+    def read(self) -> EpochMeasures:
+        """Return sums over all steps so far, the only time in an epoch that the host waits.
+
+        Raises:
+            NonFiniteError: If a number is not finite.
+        """
+        log_ratio, entropies, relevant, available = (
+            torch.cat(parts) for parts in zip(*self._by_head, strict=True)
+        )
+        low = math.log1p(-self._clip_range) if self._clip_range < 1.0 else -math.inf
+        is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(self._clip_range))
+        by_head = torch.stack(
+            [
+                kl_estimates(log_ratio),
+                is_clipped.to(log_ratio.dtype),
+                entropies * available,
+                relevant,
+                available,
+            ]
+        )
+        n_free, n_steps, *terms = torch.stack(self._terms, dim=1)  # [B] each
+        # A mean over a minibatch counts as often as the minibatch has steps.
+        totals = [
+            (term * (n_free if name in OF_FREE_STEPS else n_steps)).sum()
+            for name, term in zip(self._names, terms, strict=True)
+        ]
+        sums = torch.cat([torch.stack([n_free.sum(), *totals]), by_head.sum(dim=1).flatten()])
+        numbers = tensors.read_numbers(sums)
+        if not all(map(math.isfinite, numbers)):
+            raise NonFiniteError(
+                "the loss of the update is not finite, so the update was undone; the observations "
+                "hold NaN or infinity, or learning_rate is too high."
+            )
+        first, n_heads = 1 + len(totals), self._spec.n_heads
+        heads = [numbers[i : i + n_heads] for i in range(first, len(numbers), n_heads)]
+        named = dict(zip(self._names, numbers[1:first], strict=True))
+        return EpochMeasures(self._n_steps, numbers[0], named, *heads)
+
+
+OF_FREE_STEPS = ("policy_loss", "entropy")
+"""Terms of the loss that are means over free steps."""
+
+
 @dataclass(frozen=True)
 class EpochMeasures:
-    """Sums over the steps of an epoch, by head where it says so; read from the device at once."""
+    """Sums over the steps of an epoch, by head where it says so."""
 
-    n_steps: float
+    n_steps: int
     n_free: float
-    policy_loss: float
-    value_loss: float
-    entropy: float
+    terms: dict[str, float]
     kl: list[float]
     clipped: list[float]
     head_entropy: list[float]
     relevant: list[float]
     available: list[float]
-
-    @classmethod
-    def read(cls, sums: Tensor, spec: ActionSpec) -> EpochMeasures | None:
-        """Read sums made by :func:`measure`, the only time in an epoch that the host waits.
-
-        Return None for a single number, the loss of an epoch that was not measured.
-        """
-        numbers = cast(list[float], sums.reshape(-1).tolist())
-        if not all(map(math.isfinite, numbers)):
-            raise NonFiniteError(
-                "the loss of the update is not finite, so its gradient step was not taken; the "
-                "observations hold NaN or infinity, or learning_rate is too high."
-            )
-        if len(numbers) == 1:
-            return None
-        n_steps, n_free, policy_loss, value_loss, entropy = numbers[:5]
-        heads = [numbers[i : i + spec.n_heads] for i in range(5, len(numbers), spec.n_heads)]
-        return cls(n_steps, n_free, policy_loss, value_loss, entropy, *heads)
 
     @property
     def approx_kl(self) -> float:
@@ -130,10 +183,16 @@ class EpochMeasures:
             }
 
         n_free = max(self.n_free, 1.0)
+        means = {
+            name: total / (n_free if name in OF_FREE_STEPS else self.n_steps)
+            for name, total in self.terms.items()
+        }
         return UpdateReport(
-            policy_loss=self.policy_loss / n_free,
-            value_loss=self.value_loss / self.n_steps,
-            entropy=self.entropy / n_free,
+            loss=means.pop("loss"),
+            policy_loss=means.pop("policy_loss", math.nan),
+            value_loss=means.pop("value_loss", math.nan),
+            entropy=means.pop("entropy", math.nan),
+            other_terms=means,
             approx_kl=self.approx_kl,
             joint_kl=sum(self.kl) / n_free,
             approx_kl_by_head=by_head(self.kl, self.relevant),
@@ -145,41 +204,6 @@ class EpochMeasures:
             epochs_run=epochs_run,
             gradient_steps=gradient_steps,
             stopped_early=stopped_early,
-            n_steps=round(self.n_steps),
+            n_steps=self.n_steps,
             n_free_steps=round(self.n_free),
         )
-
-
-@torch.no_grad()
-def measure(
-    losses: tuple[Tensor, Tensor, Tensor],
-    log_ratio: Tensor,
-    entropies: Tensor,
-    batch: Minibatch,
-    clip_range: float,
-) -> Tensor:
-    """Return the sums of a minibatch that :class:`EpochMeasures` reads; minibatches add up.
-
-    Args:
-        losses: Means over the minibatch: policy loss, value loss, entropy.
-        log_ratio: ``[N, H]``, 0 where a head did not matter.
-        entropies: ``[N, H]``.
-        batch: The minibatch.
-        clip_range: How far a ratio may leave 1.
-    """
-    n_steps, n_free = log_ratio.shape[0], batch.n_free
-    low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
-    is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
-    by_head = torch.cat(
-        [
-            kl_estimates(log_ratio),
-            is_clipped.to(log_ratio.dtype),
-            entropies * batch.available,
-            batch.relevant,
-            batch.available,
-        ],
-        dim=1,
-    )
-    policy, value, entropy = losses
-    means = torch.stack([n_free, policy * n_free, value * n_steps, entropy * n_free])
-    return torch.cat([means.new_full((1,), n_steps), means, by_head.sum(dim=0)])

@@ -150,7 +150,7 @@ class ActionSpec:
         """Return which heads matter for discrete choices ``[N, D]``: ``[N, H]`` bool."""
         if self.op_head is None:
             return torch.ones(len(actions), self.n_heads, dtype=torch.bool, device=actions.device)
-        return self.relevant_heads(actions[:, self.op_index])
+        return relevance_table(self, actions.device)[actions[:, self.op_index]]
 
     def availability_of(self, legal: Tensor) -> Tensor:
         """Return which heads could have mattered for masks ``[N, D, K]``: ``[N, H]`` bool."""

@@ -13,16 +13,10 @@ from torch import Tensor, nn
 
 from esper.errors import ConfigError
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.heads import ActionHeads, LossGradient
-from esper.simic.policy.masks import LegalChoices
-from esper.simic.policy.networks import (
-    EncoderTowers,
-    backpropagate_towers,
-    initialize,
-    tower_layers,
-)
+from esper.simic.policy.heads import ActionHeads
+from esper.simic.policy.networks import initialize
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size, map_leaves
-from esper.simic.policy.policy import Policy
+from esper.simic.policy.policy import Evaluation, Policy
 
 
 class ActorCriticPolicy(Policy):
@@ -63,7 +57,7 @@ class ActorCriticPolicy(Policy):
         self.network = network
         self.heads = ActionHeads(spec, squash=squash, log_std_init=log_std_init)
         self.policy_layer = nn.Linear(size, self.heads.n_outputs)
-        self.value_layer = nn.Linear(size, 1)
+        self.value_layer = nn.Linear(getattr(network, "value_size", size), 1)
         self._state_size = int(getattr(network, "state_size", 0))
         self._initialize_with(generator)
 
@@ -88,62 +82,26 @@ class ActorCriticPolicy(Policy):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-        legal: LegalChoices,
+        legal: Tensor | None,
         actions: Tensor,
         numbers: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities, entropies and values; see :meth:`Policy.evaluate`."""
+    ) -> Evaluation:
+        """Return what the policy says about steps; see :meth:`Policy.evaluate`."""
         if self.state_size:
-            outputs, values = self._run_sequences(observations, resets, state)
+            features, for_value = self._run_sequences(observations, resets, state)
             if cells is not None:
-                outputs, values = outputs.index_select(0, cells), values.index_select(0, cells)
+                features = features.index_select(0, cells)
+                for_value = for_value.index_select(0, cells)
         else:
-            outputs, values, _ = self._step(observations, state)
+            features, for_value, _ = self._features(observations, state)
+        outputs, values = self._output(features, for_value)
         log_probs, entropies = self.heads.evaluate(outputs, legal, actions, numbers)
-        return log_probs, entropies, values
+        return Evaluation(log_probs, entropies, values, features)
 
-    def backpropagate(
-        self,
-        observations: Observations,
-        legal: LegalChoices,
-        actions: Tensor,
-        numbers: Tensor | None,
-        loss: LossGradient,
-    ) -> bool:
-        """Write the gradients of a loss into ``grad`` of all parameters, if it can.
-
-        Two towers on vectors are so small that autograd's bookkeeping takes longer than their
-        arithmetic; their chain rule is written out. Other networks leave it to autograd. Call it
-        under ``torch.no_grad()``.
-        """
-        network = self.network
-        if not isinstance(network, EncoderTowers) or network.encoder.images:
-            return False
-        inputs, hidden, outputs, values = self._run_towers(network, observations)
-        for_policy, for_value = hidden[-1][0], hidden[-1][1]
-        policy, value, towers = self.policy_layer, self.value_layer, network.towers
-        d_outputs, d_values = self.heads.differentiate(
-            outputs, values, legal, actions, numbers, loss
-        )
-        torch.mm(d_outputs.t(), for_policy, out=policy.weight.grad)
-        torch.sum(d_outputs, 0, out=policy.bias.grad)
-        torch.mm(d_values.unsqueeze(0), for_value, out=value.weight.grad)
-        torch.sum(d_values, 0, keepdim=True, out=value.bias.grad)
-        d_last = torch.empty_like(hidden[-1], memory_format=torch.contiguous_format)
-        torch.mm(d_outputs, policy.weight, out=d_last[0])
-        torch.outer(d_values, value.weight[0], out=d_last[1])
-        backpropagate_towers(inputs, hidden, d_last, towers.activation, towers.layers())
-        return True
-
-    def _run_towers(
-        self, network: EncoderTowers, observations: Observations
-    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-        """Return the towers' inputs and activations, outputs ``[N, P + C]`` and values ``[N]``."""
-        inputs, towers = network.encoder.forward(observations), network.towers
-        hidden = tower_layers(inputs, towers.activation, *towers.layers())
-        policy, value = self.policy_layer, self.value_layer
-        outputs = torch.addmm(policy.bias, hidden[-1][0], policy.weight.t())
-        return inputs, hidden, outputs, torch.addmv(value.bias, hidden[-1][1], value.weight[0])
+    @property
+    def is_value_trained(self) -> bool:
+        """Whether the layer that gives the value is trained."""
+        return self.value_layer.weight.requires_grad
 
     @torch.no_grad()
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
@@ -162,34 +120,37 @@ class ActorCriticPolicy(Policy):
 
     def _step(self, observations: Observations, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return outputs ``[B, P + C]``, values ``[B]`` and the next state."""
-        if isinstance(self.network, EncoderTowers):
-            _, _, outputs, values = self._run_towers(self.network, observations)
-            return outputs, values, state
+        features, for_value, state = self._features(observations, state)
+        return *self._output(features, for_value), state
+
+    def _features(self, observations: Observations, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features ``[B, F]`` for the policy and for the value, and the next state."""
         if self.state_size:
-            features, state = self.network(observations, state)
+            found, state = self.network(observations, state)
         else:
-            features = self.network(observations)
-        is_pair = isinstance(features, tuple)
-        for_policy, for_value = cast(
-            "tuple[Tensor, Tensor]", features if is_pair else (features, features)
-        )
-        outputs = self.policy_layer(for_policy)
-        return outputs, self.value_layer(for_value).squeeze(-1), state
+            found = self.network(observations)
+        if isinstance(found, tuple):
+            return *cast("tuple[Tensor, Tensor]", found), state
+        return found, found, state
+
+    def _output(self, for_policy: Tensor, for_value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs ``[B, P + C]`` and values ``[B]`` for features."""
+        return self.policy_layer(for_policy), self.value_layer(for_value).squeeze(-1)
 
     def _run_sequences(
         self, observations: Observations, resets: Tensor | None, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs and values of all cells of a grid ``[L, R]``, row by row."""
-        outputs, values = list[Tensor](), list[Tensor]()
+        """Return both features of all cells of a grid ``[L, R]``, row by row."""
+        for_policy, for_value = list[Tensor](), list[Tensor]()
         n_rows = batch_size(observations)
         for row in range(n_rows):
 
             def take(tensor: Tensor, row: int = row) -> Tensor:
                 return tensor[row]
 
-            output, value, state = self._step(map_leaves(take, observations), state)
+            features, values, state = self._features(map_leaves(take, observations), state)
             if resets is not None:
                 state = state.masked_fill(resets[row].unsqueeze(-1), 0.0)
-            outputs.append(output)
-            values.append(value)
-        return torch.cat(outputs), torch.cat(values)
+            for_policy.append(features)
+            for_value.append(values)
+        return torch.cat(for_policy), torch.cat(for_value)

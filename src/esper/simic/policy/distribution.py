@@ -1,17 +1,16 @@
 """Log-probabilities and entropies of factored actions: one masked softmax over all heads at once.
 
-Shapes: ``N`` steps, ``H`` heads, ``P`` choices of all heads side by side.
+Shapes: ``N`` steps, ``D`` discrete heads, ``K`` choices of the widest, ``P`` choices of all heads
+side by side.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 try:
     from esper.simic.policy import _draw as _kernel
@@ -19,118 +18,47 @@ except ImportError:
     _kernel = None
 
 from esper.errors import NoLegalActionError, NonFiniteError
-from esper.simic.policy.action_spec import ActionSpec, relevance_table
-from esper.simic.policy.masks import LOWEST, ChoiceMasks, HeadLayout, LegalChoices, layout_of
-
-# exp() leaves its fast path near its underflow. Anything this far below a head's best choice
-# has a probability of nothing, and an illegal choice is set to exactly 0 after it.
-_NEGLIGIBLE = -80.0
+from esper.simic.policy.action_spec import ActionSpec, all_choices, relevance_table
+from esper.simic.policy.masks import LOWEST, ChoiceMasks, HeadLayout, layout_of
+from esper.simic.tensors import to_device
 
 
-def masked_log_softmax(logits: Tensor, legal: LegalChoices) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities (finite everywhere) and probabilities of each head, ``[P, N]``.
+def masked_log_softmax(spec: ActionSpec, logits: Tensor, legal: Tensor | None) -> Tensor:
+    """Return the log-probability ``[N, D, K]`` of each choice, finite everywhere.
 
-    Illegal logits meet the ceiling, so that what the network put there has no influence and
-    nothing non-finite arises; their exponential counts as exactly 0.
-    """
-    layout = legal.layout
-    if legal.is_everything and layout.is_single:
-        log_p = torch.log_softmax(logits, dim=0)
-        return log_p, log_p.exp()
-    bounded = logits.clone() if legal.is_everything else torch.minimum(logits, legal.ceiling)
-    shifted = bounded.sub_(layout.spread(layout.best(bounded))).clamp_(min=LOWEST)
-    weights = shifted.clamp(min=_NEGLIGIBLE).exp_()
-    if not legal.is_everything:
-        weights.mul_(legal.weight)
-    total = layout.total(weights)
-    return shifted.sub_(layout.spread(total.log())), weights.div_(layout.spread(total))
-
-
-def log_prob_and_entropy(
-    logits: Tensor, legal: LegalChoices, actions: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return log-probability of the taken choices and entropy of each head, ``[H, N]``.
+    An illegal choice and padding have a probability of exactly 0 and a gradient of exactly 0,
+    whatever the network put there.
 
     Args:
-        logits: ``[P, N]``.
-        legal: The legal choices.
-        actions: ``[H, N]`` choices taken.
-
-    Returns:
-        Both, and what :func:`log_prob_and_entropy_backward` needs.
+        spec: The heads of an action.
+        logits: ``[N, P]``.
+        legal: ``[N, D, K]`` bool; None if every choice is legal.
     """
-    layout = legal.layout
-    log_p, p = masked_log_softmax(logits.to(legal.weight.dtype).contiguous(), legal)
-    chosen = actions if layout.is_single else actions + layout.starts
-    taken = log_p.gather(0, chosen)
-    entropy = layout.total(p * log_p).neg_()
-    return taken, entropy, (log_p, p, entropy, chosen)
+    # A log-probability needs at least single precision, whatever the weights are in.
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    layout = layout_of(spec, logits.device)
+    padded = layout.pad(logits.to(dtype))
+    if legal is None and layout.has_padding:
+        legal = all_choices(spec, logits.device)
+    bounded = padded if legal is None else torch.where(legal, padded, LOWEST)
+    return bounded.log_softmax(dim=-1)
 
 
-def log_prob_and_entropy_backward(
-    layout: HeadLayout,
-    saved: tuple[Tensor, ...],
-    d_taken: Tensor,
-    d_entropy: Tensor | None,
-) -> Tensor:
-    """Return the gradient ``[P, N]`` of the logits; None stands for a gradient of zero.
-
-    With ``p`` the probabilities, ``q = log p`` and ``h`` the entropy of a head,
-
-        d log p[a] / d logit[k] = [k = a] - p[k]
-        d h        / d logit[k] = -p[k] * (q[k] + h)
-
-    so an illegal choice, whose ``p`` is exactly 0, gets a gradient of exactly 0.
-    """
-    log_p, p, entropy, chosen = saved
-    if d_entropy is None:
-        d_logits = p.mul(layout.spread(d_taken)).neg_()
-    else:
-        slope = log_p.mul(layout.spread(d_entropy))
-        slope.add_(layout.spread(torch.addcmul(d_taken, entropy, d_entropy)))
-        d_logits = slope.mul_(p).neg_()
-    return d_logits.scatter_add_(0, chosen, d_taken)
-
-
-class _LogProbAndEntropy(torch.autograd.Function):
-    """The two functions above as one node of autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, legal: LegalChoices, actions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Take logits ``[P, N]`` and actions ``[H, N]``; return two ``[H, N]``."""
-        ctx.set_materialize_grads(False)
-        taken, entropy, saved = log_prob_and_entropy(logits, legal, actions)
-        ctx.save_for_backward(*saved)
-        ctx.layout, ctx.logits_dtype = legal.layout, logits.dtype
-        return taken, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor | None
-    ) -> tuple[Tensor, None, None]:
-        """Return the gradient of the logits, ``[P, N]``."""
-        d_taken, d_entropy = gradients
-        saved = ctx.saved_tensors
-        if d_taken is None:
-            d_taken = torch.zeros_like(saved[2])
-        d_logits = log_prob_and_entropy_backward(ctx.layout, saved, d_taken, d_entropy)
-        return d_logits.to(ctx.logits_dtype), None, None
-
-
-def evaluate_actions(logits: Tensor, legal: LegalChoices, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-probability and the entropy of every head, both ``[N, H]``.
+def evaluate_actions(
+    spec: ActionSpec, logits: Tensor, legal: Tensor | None, actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probability and the entropy of every discrete head, both ``[N, D]``.
 
     Args:
-        logits: ``[N, P]`` logits of all heads side by side.
-        legal: The choices that were legal given what was drawn before them.
-        actions: ``[N, H]`` integer, the choices that were taken.
+        spec: The heads of an action.
+        logits: ``[N, P]``.
+        legal: ``[N, D, K]`` bool, the choices that were legal given what was drawn before them;
+            None if every choice was.
+        actions: ``[N, D]`` integer, the choices that were taken.
     """
-    apply = cast(Callable[..., tuple[Tensor, Tensor]], _LogProbAndEntropy.apply)
-    taken, entropy = apply(logits.t(), legal, actions.t())
-    return taken.t(), entropy.t()
+    log_p = masked_log_softmax(spec, logits, legal)
+    taken = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return taken, -(log_p.exp() * log_p).sum(dim=-1)
 
 
 def draw_actions(
@@ -157,27 +85,33 @@ def draw_actions(
     spec = layout.spec
     uniforms = None
     if generator is not None:
-        shape = (logits.shape[0], spec.n_discrete)
-        uniforms = torch.rand(shape, generator=generator, device=logits.device)
+        drawn = torch.rand(logits.shape[0], spec.n_discrete, generator=generator)
+        uniforms = to_device(drawn, logits.device)
     if _kernel is None or not logits.is_cpu or logits.dtype is not torch.float32:
         legal = apply_conditions(layout, masks, logits, uniforms)
         actions, log_probs = draw_by_tensors(layout.pad(logits), legal, uniforms)
-        is_sound = math.isfinite(log_probs.min())
+        # On another device the host would wait; it looks when it reads the actions.
+        is_sound = not log_probs.is_cpu or math.isfinite(log_probs.min())
     else:
         actions, log_probs, legal, is_sound = _draw_by_kernel(layout, logits, masks, uniforms)
     if not is_sound:
-        env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
-        place = f"head {spec.names[head]!r} of environment {env}"
-        if bool(legal[env, head].any()):
-            raise NonFiniteError(
-                f"the logits of {place} are not finite; the policy's weights or the observations "
-                "hold NaN or infinity. Check the observations, or lower learning_rate."
-            )
-        raise NoLegalActionError(
-            f"{place} has no legal choice; every head needs at least one "
-            "(a head that does not matter may allow all of its choices)."
-        )
+        raise_unsound(spec, log_probs, legal)
     return actions, log_probs, legal
+
+
+def raise_unsound(spec: ActionSpec, log_probs: Tensor, legal: Tensor) -> NoReturn:
+    """Say why a log-probability ``[N, H]`` is not finite, naming head and environment."""
+    env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
+    place = f"head {spec.names[head]!r} of environment {env}"
+    if head >= spec.n_discrete or bool(legal[env, head].any()):
+        raise NonFiniteError(
+            f"the outputs of {place} are not finite; the policy's weights or the observations "
+            "hold NaN or infinity. Check the observations, or lower learning_rate."
+        )
+    raise NoLegalActionError(
+        f"{place} has no legal choice; every head needs at least one "
+        "(a head that does not matter may allow all of its choices)."
+    )
 
 
 def choices_beside(spec: ActionSpec, actions: Tensor, masks: ChoiceMasks) -> Tensor:
@@ -186,10 +120,10 @@ def choices_beside(spec: ActionSpec, actions: Tensor, masks: ChoiceMasks) -> Ten
     Raises:
         NoLegalActionError: If a head had none, naming head and environment.
     """
-    layout = layout_of(spec, actions.device, torch.float32)
+    layout = layout_of(spec, actions.device)
     # The mode of logits that are 1 at these actions and else 0 is these actions, where legal.
     logits = torch.zeros(len(actions), sum(spec.sizes), device=actions.device)
-    logits.scatter_(1, actions + layout.starts.t(), 1.0)
+    logits.scatter_(1, actions + layout.starts, 1.0)
     return draw_actions(layout, logits, masks, None)[2]
 
 

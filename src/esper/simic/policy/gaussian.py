@@ -10,6 +10,7 @@ probabilities are those of ``u``. Only the entropy has a term of its own.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -36,12 +37,21 @@ def entropy(mean: Tensor, log_std: Tensor, *, squash: bool) -> Tensor:
     plain = (log_std + (_HALF_LOG_TAU + 0.5)).expand_as(mean)
     if not squash:
         return plain
-    nodes = mean.new_tensor(_NODES)
-    weights = mean.new_tensor(_WEIGHTS / _WEIGHTS.sum())
+    nodes, weights = _quadrature(mean.device, mean.dtype)
     u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
     # log(1 - tanh(u)^2) without cancellation for large |u|.
     log_slope = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
     return plain + (log_slope * weights).sum(-1)
+
+
+@lru_cache(maxsize=16)
+def _quadrature(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights on a device, made once."""
+    shares = _WEIGHTS / _WEIGHTS.sum()
+    return (
+        torch.tensor(_NODES, dtype=dtype, device=device),
+        torch.tensor(shares, dtype=dtype, device=device),
+    )
 
 
 def sum_by_head(values: Tensor, dims: tuple[int, ...]) -> Tensor:

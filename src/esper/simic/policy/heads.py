@@ -6,27 +6,14 @@ widest, ``P`` choices of all discrete heads side by side, ``C`` numbers of all c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.distribution import (
-    draw_actions,
-    evaluate_actions,
-    log_prob_and_entropy,
-    log_prob_and_entropy_backward,
-    masked_log_softmax,
-)
+from esper.simic.policy.action_spec import ActionSpec, all_choices
+from esper.simic.policy.distribution import draw_actions, evaluate_actions, masked_log_softmax
 from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
-from esper.simic.policy.masks import ChoiceMasks, HeadLayout, LegalChoices, layout_of
-
-LossGradients = tuple[Tensor, Tensor | None, Tensor]
-"""Of log-probabilities, entropies and values; None for zero."""
-
-LossGradient = Callable[[Tensor, Tensor, Tensor], LossGradients]
-"""From log-probabilities, entropies and values to the loss's gradients."""
+from esper.simic.policy.masks import ChoiceMasks, HeadLayout, layout_of
+from esper.simic.tensors import to_device
 
 
 class ActionHeads(nn.Module):
@@ -66,7 +53,7 @@ class ActionHeads(nn.Module):
         mean = outputs[:, self.n_logits :]
         numbers = mean
         if generator is not None:
-            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+            noise = to_device(torch.randn(mean.shape, generator=generator), mean.device)
             numbers = mean + self.log_std.exp() * noise
         density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
         if not self.n_logits:
@@ -78,67 +65,34 @@ class ActionHeads(nn.Module):
 
     def _layout(self, device: torch.device) -> HeadLayout:
         if self._drawn_layout is None or self._drawn_layout.padded.device != device:
-            self._drawn_layout = layout_of(self.spec, device, torch.float32)
+            self._drawn_layout = layout_of(self.spec, device)
         return self._drawn_layout
 
     def evaluate(
-        self, outputs: Tensor, legal: LegalChoices, actions: Tensor, numbers: Tensor | None
+        self, outputs: Tensor, legal: Tensor | None, actions: Tensor, numbers: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies ``[N, H]`` of actions that were taken.
 
         Args:
             outputs: ``[N, P + C]``.
-            legal: The choices that were legal given what was drawn before them.
+            legal: ``[N, D, K]`` bool, the choices that were legal given what was drawn before them;
+                None if every choice was.
             actions: ``[N, D]`` choices taken.
             numbers: ``[N, C]`` numbers drawn, before clipping or squashing.
         """
         if self.log_std is None:
-            return evaluate_actions(outputs, legal, actions)
+            return evaluate_actions(self.spec, outputs, legal, actions)
         assert numbers is not None, "continuous heads store the numbers drawn"
         mean = outputs[:, self.n_logits :]
         density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
         spread = sum_by_head(entropy(mean, self.log_std, squash=self.squash), self.spec.dims)
         if not self.n_logits:
             return density, spread
-        log_probs, entropies = evaluate_actions(outputs[:, : self.n_logits], legal, actions)
+        logits = outputs[:, : self.n_logits]
+        log_probs, entropies = evaluate_actions(self.spec, logits, legal, actions)
         return torch.cat([log_probs, density], dim=1), torch.cat([entropies, spread], dim=1)
 
-    def differentiate(
-        self,
-        outputs: Tensor,
-        values: Tensor,
-        legal: LegalChoices,
-        actions: Tensor,
-        numbers: Tensor | None,
-        loss: LossGradient,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of outputs ``[N, P + C]`` and values ``[N]``.
-
-        The gradient of the standard deviation is written to its ``grad``.
-        """
-        if self.log_std is None:
-            taken, entropy, saved = log_prob_and_entropy(outputs.t(), legal, actions.t())
-            d_log_probs, d_entropies, d_values = loss(taken.t(), entropy.t(), values)
-            d_outputs = log_prob_and_entropy_backward(
-                legal.layout,
-                saved,
-                d_log_probs.t(),
-                None if d_entropies is None else d_entropies.t(),
-            )
-            return d_outputs.t(), d_values
-        assert self.log_std.grad is not None, "the agent allocates gradients"
-        self.log_std.grad.zero_()
-        with torch.enable_grad():
-            inputs = outputs.detach().requires_grad_()
-            log_probs, entropies = self.evaluate(inputs, legal, actions, numbers)
-        d_log_probs, d_entropies, d_values = loss(log_probs.detach(), entropies.detach(), values)
-        if d_entropies is None:
-            torch.autograd.backward([log_probs], [d_log_probs])
-        else:
-            torch.autograd.backward([log_probs, entropies], [d_log_probs, d_entropies])
-        assert inputs.grad is not None, "log-probabilities depend on the outputs"
-        return inputs.grad, d_values
-
-    def probabilities(self, outputs: Tensor, legal: LegalChoices) -> Tensor:
+    def probabilities(self, outputs: Tensor, legal: Tensor) -> Tensor:
         """Return the probability ``[N, P]`` of each choice of each discrete head."""
-        return masked_log_softmax(outputs[:, : self.n_logits].t(), legal)[1].t()
+        p = masked_log_softmax(self.spec, outputs[:, : self.n_logits], legal).exp()
+        return p[:, all_choices(self.spec, p.device)]

@@ -6,8 +6,8 @@ Shapes: ``B`` environments, ``H`` heads, ``K`` choices of the widest head.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.errors import ActionSpecError
 from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices, as_flags
-from esper.simic.tensors import check_tensor
+from esper.simic.tensors import check_tensor, to_device
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ class ChoiceMasks:
 
     is_everything: bool = False
     """Whether every choice is known to be legal."""
+
+    def to(self, device: torch.device) -> ChoiceMasks:
+        """Return masks that are on the host on a device."""
+        if device.type == "cpu" or not self.legal.is_cpu:
+            return self
+        conditions = [replace(one, table=to_device(one.table, device)) for one in self.conditions]
+        return replace(self, legal=to_device(self.legal, device), conditions=tuple(conditions))
 
 
 def join_masks(parts: Sequence[ChoiceMasks]) -> ChoiceMasks:
@@ -115,6 +122,7 @@ def as_choice_masks(
     else:
         per_head = cast(Mapping[str, MaskLike] | Sequence[MaskLike], masks)
         choices = ChoiceMasks(spec.pad_masks(per_head).to(device))
+    choices = choices.to(device)
     legal = choices.legal
     check_tensor("masks", legal, [batch, spec.n_discrete, spec.n_choices], torch.bool, device)
     if isinstance(masks, Tensor) or (isinstance(masks, ChoiceMasks) and not masks.is_padded):
@@ -157,92 +165,30 @@ LOWEST = -1.0e9
 class HeadLayout:
     """Where the logits of each head stand when all heads are side by side, and when padded."""
 
-    def __init__(self, spec: ActionSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ActionSpec, device: torch.device) -> None:
         self.spec = spec
-        self.is_single = spec.n_discrete == 1
-        """Whether there is one discrete head, so that sums over choices are sums over all."""
         starts = [sum(spec.sizes[:head]) for head in range(spec.n_discrete)]
-        head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
         heads = list(zip(starts, spec.sizes, strict=True))
         padded = [
             start + (k if k < size else 0) for start, size in heads for k in range(spec.n_choices)
         ]
-        self.padded_shape = (spec.n_discrete, spec.n_choices)
+        self.has_padding = len(set(spec.sizes)) > 1
         self.padded = torch.tensor(padded, dtype=torch.int64, device=device)
-        """``[H * K]``: the logit that each padded choice shows; padding shows its head's first."""
-        place = [
-            head * spec.n_choices + k for head, (_, size) in enumerate(heads) for k in range(size)
-        ]
-        self.place = torch.tensor(place, dtype=torch.int64, device=device)
-        """``[P]``: the padded choice that shows each logit."""
+        """``[D * K]``: the logit that each padded choice shows; padding shows its head's first."""
         self.sizes = torch.tensor(spec.sizes, dtype=torch.int64)
-        """``[H]``: choices of each head, on the CPU."""
+        """``[D]``: choices of each head, on the CPU."""
         self.relevance = None if spec.is_independent else torch.tensor(spec.relevance)
         """``[ops, all heads]`` bool on the CPU; None if every head always matters."""
-        self.starts = torch.tensor(starts, dtype=torch.int64, device=device).unsqueeze(1)
-        """``[H, 1]``: the first logit of each head."""
-        self.head_of = torch.tensor(head_of, dtype=torch.int64, device=device)
-        """``[P]``: the head of each logit."""
-        self.membership = torch.zeros(spec.n_discrete, len(head_of), dtype=dtype, device=device)
-        """``[H, P]``: 1 where a logit belongs to a head; a product with it sums over choices."""
-        self.membership[self.head_of, torch.arange(len(head_of), device=device)] = 1.0
+        self.starts = torch.tensor(starts, dtype=torch.int64, device=device)
+        """``[D]``: the first logit of each head."""
 
     def pad(self, logits: Tensor) -> Tensor:
-        """Return logits ``[N, P]`` as ``[N, H, K]``; padding shows its head's first."""
-        return logits.index_select(1, self.padded).view(-1, *self.padded_shape)
-
-    def best(self, values: Tensor) -> Tensor:
-        """Return the largest of each head's values: ``[P, N]`` to ``[H, N]``."""
-        if self.is_single:
-            return values.amax(dim=0, keepdim=True)
-        padded = values.index_select(0, self.padded)
-        return padded.view(*self.padded_shape, -1).amax(dim=1)
-
-    def total(self, values: Tensor) -> Tensor:
-        """Return the sum of each head's values: ``[P, N]`` to ``[H, N]``."""
-        if self.is_single:
-            return values.sum(dim=0, keepdim=True)
-        return self.membership @ values
-
-    def spread(self, by_head: Tensor) -> Tensor:
-        """Return each head's number for all of its choices: ``[H, N]`` to ``[P, N]``."""
-        # A single head's number is broadcast.
-        return by_head if self.is_single else by_head.index_select(0, self.head_of)
+        """Return logits ``[N, P]`` as ``[N, D, K]``; padding shows its head's first."""
+        padded = logits.index_select(1, self.padded) if self.has_padding else logits
+        return padded.view(-1, self.spec.n_discrete, self.spec.n_choices)
 
 
 @lru_cache(maxsize=64)
-def layout_of(spec: ActionSpec, device: torch.device, dtype: torch.dtype) -> HeadLayout:
+def layout_of(spec: ActionSpec, device: torch.device) -> HeadLayout:
     """Return the layout of a specification on a device; made once."""
-    return HeadLayout(spec, device, dtype)
-
-
-@dataclass(frozen=True)
-class LegalChoices:
-    """The legal choices of stored steps, as the softmax reads them."""
-
-    layout: HeadLayout
-
-    weight: Tensor
-    """``[P, N]``: 1 where legal and else 0."""
-
-    is_everything: bool = False
-    """Whether every choice of every step is legal."""
-
-    @cached_property
-    def ceiling(self) -> Tensor:
-        """``[P, N]``: what a logit may at most be: anything where legal, else very low."""
-        return torch.full_like(self.weight, LOWEST).masked_fill_(self.weight > 0, torch.inf)
-
-    def split(self, sizes: list[int]) -> list[LegalChoices]:
-        """Return the legal choices of consecutive steps, as many as ``sizes`` says."""
-        parts = torch.split(self.weight, sizes, dim=1)
-        return [LegalChoices(self.layout, part, self.is_everything) for part in parts]
-
-    @classmethod
-    def of(
-        cls, spec: ActionSpec, legal: Tensor, dtype: torch.dtype, *, is_everything: bool = False
-    ) -> LegalChoices:
-        """Lay out masks ``[N, D, K]``; the dtype is that of log-probabilities."""
-        layout = layout_of(spec, legal.device, dtype)
-        rows = legal.flatten(1).t().index_select(0, layout.place)
-        return cls(layout, rows.to(dtype), is_everything)
+    return HeadLayout(spec, device)

@@ -4,8 +4,9 @@ A network of your own is an ``nn.Module`` with an attribute ``output_size`` and
 
     forward(observations) -> features ``[N, output_size]``
 
-or a pair of such tensors, for the policy and for the value. ``observations`` is a tensor
-``[N, ...]``, or a dict of them. With memory, it also has an attribute ``state_size`` and
+or a pair of such tensors, for the policy and for the value (whose size is ``value_size`` if it
+differs). ``observations`` is a tensor ``[N, ...]``, or a dict of them. With memory, it also has an
+attribute ``state_size`` and
 
     forward(observations, state) -> (features, next state)
 
@@ -137,84 +138,64 @@ class ImageEncoder(nn.Module):
         return cast(Tensor, self.layers(images))
 
 
+class TwinLinear(nn.Module):
+    """Two fully connected layers of the same size side by side, in one matrix product."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, n_in, n_out))
+        self.bias = nn.Parameter(torch.zeros(2, 1, n_out))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return ``[2, N, n_out]`` for inputs ``[2, N, n_in]``."""
+        return torch.baddbmm(self.bias, inputs, self.weight)
+
+
 class Towers(nn.Module):
     """Two stacks of fully connected layers, one for the policy and one for the value.
 
-    Both have the same widths, so that each layer is one matrix product for both.
+    Stacks of the same widths are computed together, which takes two thirds of the time.
     """
 
-    def __init__(self, input_size: int, hidden_sizes: Sequence[int], activation: str) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        value_sizes: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
-        if not hidden_sizes:
-            raise ConfigError("hidden_sizes is empty; it needs at least one width.")
-        n_weights = 2 * sum(a * b for a, b in pairwise((input_size, *hidden_sizes)))
-        require_memory(BYTES_PER_WEIGHT * n_weights, hidden_sizes=tuple(hidden_sizes))
-        self.output_size = hidden_sizes[-1]
-        self.activation = activation
-        self._layers: list[Tensor] = []
-        self.first = nn.Linear(input_size, 2 * hidden_sizes[0])
-        pairs = list(pairwise(hidden_sizes))
-        self.weights = nn.ParameterList([torch.zeros(2, n_in, n_out) for n_in, n_out in pairs])
-        self.biases = nn.ParameterList([torch.zeros(2, 1, n_out) for _, n_out in pairs])
+        value_sizes = hidden_sizes if value_sizes is None else value_sizes
+        for name, sizes in (("hidden_sizes", hidden_sizes), ("value_sizes", value_sizes)):
+            if not sizes:
+                raise ConfigError(f"{name} is empty; it needs at least one width.")
+            n_weights = 2 * sum(a * b for a, b in pairwise((input_size, *sizes)))
+            require_memory(BYTES_PER_WEIGHT * n_weights, **{name: tuple(sizes)})
+        self.output_size, self.value_size = hidden_sizes[-1], value_sizes[-1]
+        self.both = self.policy = self.value = None
+        if tuple(hidden_sizes) == tuple(value_sizes):
+            self.both = _stack(TwinLinear, input_size, hidden_sizes, activation)
+        else:
+            self.policy = _stack(nn.Linear, input_size, hidden_sizes, activation)
+            self.value = _stack(nn.Linear, input_size, value_sizes, activation)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features ``[N, F]`` for the policy and for the value."""
-        hidden = tower_layers(inputs, self.activation, *self.layers())[-1]
-        return hidden[0], hidden[1]
-
-    def layers(self) -> list[Tensor]:
-        """Return weight and bias of each layer, one after the other."""
-        # Looked up once: finding parameters by name takes as long as using them.
-        if not self._layers:
-            pairs = zip(self.weights, self.biases, strict=True)
-            self._layers = [
-                self.first.weight,
-                self.first.bias,
-                *(t for pair in pairs for t in pair),
-            ]
-        return self._layers
+        """Return features ``[N, width]`` for the policy and for the value."""
+        if self.both is not None:
+            for_policy, for_value = self.both(inputs.expand(2, -1, -1)).unbind()
+            return for_policy, for_value
+        assert self.policy is not None, "stacks of other sizes are separate"
+        assert self.value is not None, "stacks of other sizes are separate"
+        return self.policy(inputs), self.value(inputs)
 
 
-def tower_layers(inputs: Tensor, activation: str, *layers: Tensor) -> list[Tensor]:
-    """Return the activations ``[2, N, width]`` of each layer of two towers."""
-    # In place: the sum before an activation is not needed again.
-    activate = torch.tanh_ if activation == "tanh" else torch.relu_
-    hidden = activate(torch.addmm(layers[1], inputs, layers[0].t()))
-    # [2, N, width]: the two towers are a batch.
-    found = [hidden.view(hidden.shape[0], 2, -1).transpose(0, 1)]
-    for weight, bias in zip(layers[2::2], layers[3::2], strict=True):
-        found.append(activate(torch.baddbmm(bias, found[-1], weight)))
-    return found
-
-
-def backpropagate_towers(
-    inputs: Tensor, hidden: list[Tensor], d_last: Tensor, activation: str, layers: list[Tensor]
-) -> None:
-    """Write the gradients of two towers' layers into their ``grad``.
-
-    Args:
-        inputs: ``[N, input size]``.
-        hidden: The activations from :func:`tower_layers`.
-        d_last: ``[2, N, width]`` gradient of the last activations.
-        activation: ``"tanh"`` or ``"relu"``.
-        layers: Weight and bias of each layer, as :meth:`Towers.layers` returns them.
-    """
-    d_hidden = d_last
-    for layer in range(len(hidden) - 1, 0, -1):
-        weight, bias = layers[2 * layer], layers[2 * layer + 1]
-        d_sum = _activation_backward(activation, d_hidden, hidden[layer])
-        torch.bmm(hidden[layer - 1].transpose(1, 2), d_sum, out=weight.grad)
-        torch.sum(d_sum, 1, keepdim=True, out=bias.grad)
-        d_hidden = torch.bmm(d_sum, weight.transpose(1, 2))
-    d_sum = _activation_backward(activation, d_hidden, hidden[0]).transpose(0, 1).flatten(1)
-    torch.mm(d_sum.t(), inputs, out=layers[0].grad)
-    torch.sum(d_sum, 0, out=layers[1].grad)
-
-
-def _activation_backward(activation: str, gradient: Tensor, output: Tensor) -> Tensor:
-    if activation == "tanh":
-        return torch.ops.aten.tanh_backward(gradient, output)
-    return torch.ops.aten.threshold_backward(gradient, output, 0)
+def _stack(
+    layer: type[nn.Linear] | type[TwinLinear], n_in: int, sizes: Sequence[int], activation: str
+) -> nn.Sequential:
+    layers = list[nn.Module]()
+    for before, after in pairwise((n_in, *sizes)):
+        layers += [layer(before, after), nn.Tanh() if activation == "tanh" else nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 class EncoderTowers(nn.Module):
@@ -223,8 +204,10 @@ class EncoderTowers(nn.Module):
     def __init__(self, spec: ObservationSpec, config: NetworkConfig) -> None:
         super().__init__()
         self.encoder = Encoder(spec, config)
-        self.towers = Towers(self.encoder.output_size, config.hidden_sizes, config.activation)
-        self.output_size = self.towers.output_size
+        self.towers = Towers(
+            self.encoder.output_size, config.hidden_sizes, config.activation, config.value_sizes
+        )
+        self.output_size, self.value_size = self.towers.output_size, self.towers.value_size
 
     def forward(self, observations: Observations) -> tuple[Tensor, Tensor]:
         """Return features ``[N, F]`` for the policy and for the value."""
@@ -239,17 +222,13 @@ class EncoderTowers(nn.Module):
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
     """Draw orthogonal weights with gain sqrt(2) for every layer below a module; zero biases."""
     for layer in module.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
-            nn.init.orthogonal_(layer.weight, gain=2**0.5, generator=generator)
+        if isinstance(layer, (nn.Linear, nn.Conv2d, TwinLinear)):
+            # Each of twins by itself: together, two layers on few inputs would start too small.
+            weights = layer.weight if isinstance(layer, TwinLinear) else [layer.weight]
+            for weight in weights:
+                nn.init.orthogonal_(weight, gain=2**0.5, generator=generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-    for towers in (layer for layer in module.modules() if isinstance(layer, Towers)):
-        # Each tower by itself: together, two towers on few inputs would start too small.
-        for weight in (
-            *towers.first.weight.chunk(2),
-            *(w for pair in towers.weights for w in pair),
-        ):
-            nn.init.orthogonal_(weight, gain=2**0.5, generator=generator)
 
 
 def _key(name: str) -> str:

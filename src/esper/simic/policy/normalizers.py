@@ -46,14 +46,17 @@ class ObservationNormalizer(nn.Module):
 
         Reference: Chan, Golub and LeVeque (1979), pairwise combination of moments.
         """
-        seen, known = len(observations), int(self.count)
-        values = observations.double()
+        # Apple's devices have no double precision.
+        wide = torch.float32 if observations.device.type == "mps" else torch.float64
+        seen, known = len(observations), self.count.to(wide)
+        values = observations.to(wide)
         mean, variance = values.mean(0), values.var(0, unbiased=False)
+        # 1 for the first observations, which nothing is combined with.
         share = seen / (seen + known)
-        old = self.variance.double() if known else torch.zeros_like(variance)
-        gap = mean - self.mean.double()
-        spread = (1 - share) * old + share * variance + share * (1 - share) * gap.square()
-        self.mean.copy_(self.mean.double() + share * gap)
+        gap = mean - self.mean.to(wide)
+        spread = (1 - share) * self.variance.to(wide)
+        spread = spread + share * variance + share * (1 - share) * gap.square()
+        self.mean.copy_(self.mean.to(wide) + share * gap)
         self.variance.copy_(spread)
         self.count += seen
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from esper.simic import tensors
 from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.distribution import raise_unsound
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import LegalChoices, MaskInput, as_choice_masks
+from esper.simic.policy.masks import MaskInput, as_choice_masks
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size
-from esper.simic.tensors import check_tensor
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,39 @@ class Decision:
     outputs: Tensor | None = None
     """``[B, P + C]`` the network's outputs that the heads drew from, if it keeps them."""
 
+    def read(self, spec: ActionSpec) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+        """Return actions and numbers on the host, in one transfer.
+
+        Raises:
+            NoLegalActionError: If a head has no legal choice, naming head and environment.
+            NonFiniteError: If the policy's output is not finite.
+        """
+        if self.actions.is_cpu:
+            return self.actions.numpy(), None if self.numbers is None else self.numbers.numpy()
+        is_sound = torch.isfinite(self.log_probs).all(dim=1, keepdim=True)
+        numbers = self.log_probs[:, :0] if self.numbers is None else self.numbers
+        both = tensors.to_host(torch.cat([self.actions.float(), numbers, is_sound.float()], dim=1))
+        if not both[:, -1].all():
+            raise_unsound(spec, self.log_probs.cpu(), self.legal.cpu())
+        n_discrete = self.actions.shape[1]
+        return (
+            both[:, :n_discrete].astype(np.int64),
+            None if self.numbers is None else both[:, n_discrete:-1],
+        )
+
+
+class Evaluation(NamedTuple):
+    """What a policy says about steps that were taken. Gradients flow through all of it."""
+
+    log_probs: Tensor
+    """``[N, H]`` of what each head chose."""
+    entropies: Tensor
+    """``[N, H]``."""
+    values: Tensor
+    """``[N]`` in the units that the critic learns in."""
+    features: Tensor
+    """``[N, F]`` that the heads read."""
+
 
 class Policy(nn.Module, ABC):
     """A policy with a value, with memory or without: one step of a network, and heads on it."""
@@ -75,11 +111,11 @@ class Policy(nn.Module, ABC):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-        legal: LegalChoices,
+        legal: Tensor | None,
         actions: Tensor,
         numbers: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities ``[N, H]``, entropies ``[N, H]`` and values ``[N]``.
+    ) -> Evaluation:
+        """Return log-probabilities, entropies, values and features of steps that were taken.
 
         Args:
             observations: ``[L, R, ...]``, a grid of sequences side by side; ``[N, ...]`` for a
@@ -87,10 +123,15 @@ class Policy(nn.Module, ABC):
             resets: ``[L, R]`` bool, cells that only set the state to zero; None for none.
             state: ``[R, state size]`` before the first row.
             cells: ``[N]`` the cells of the grid, row by row, that are steps; None for all.
-            legal: The legal choices of the N steps.
+            legal: ``[N, D, K]`` bool, the choices that were legal; None if all were.
             actions: ``[N, D]`` the choices taken.
             numbers: ``[N, C]`` the numbers drawn by continuous heads.
         """
+
+    @property
+    @abstractmethod
+    def is_value_trained(self) -> bool:
+        """Whether the layer that gives the value is trained; one that is frozen stays as it is."""
 
     @abstractmethod
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
@@ -141,24 +182,13 @@ class Policy(nn.Module, ABC):
     def probabilities(self, decision: Decision) -> Tensor:
         """Return the probability ``[B, P]`` of each choice in a decision of this policy."""
         assert decision.outputs is not None, "the policy keeps its outputs"
-        return self.heads.probabilities(decision.outputs, self.lay_out_masks(decision.legal))
+        return self.heads.probabilities(decision.outputs, decision.legal)
 
     @torch.no_grad()
     def is_finite(self, observations: Observations, state: Tensor) -> bool:
         """Return whether outputs and values of observations ``[B, ...]`` are all finite."""
         outputs, values, _ = self._step(observations, state)
         return bool(torch.isfinite(outputs).all() & torch.isfinite(values).all())
-
-    def lay_out_masks(self, legal: Tensor, *, is_everything: bool = False) -> LegalChoices:
-        """Return masks ``[N, D, K]`` in the form that :meth:`evaluate` reads.
-
-        Args:
-            legal: The legal choices.
-            is_everything: Whether all choices are known to be legal.
-        """
-        # A log-probability needs at least single precision, whatever the weights are in.
-        dtype = torch.promote_types(self._output_weight.dtype, torch.float32)
-        return LegalChoices.of(self.spec, legal, dtype, is_everything=is_everything)
 
     def _initialize_with(self, generator: torch.Generator | None) -> None:
         """Draw all weights, from the default seed if there is no generator."""
@@ -170,7 +200,7 @@ class Policy(nn.Module, ABC):
         weight = self._output_weight
         self.observation_spec.require_fit(observations, weight)
         shape = (batch_size(observations), self.state_size)
-        check_tensor("state", state, shape, weight.dtype, weight.device)
+        tensors.check_tensor("state", state, shape, weight.dtype, weight.device)
 
 
 def note_weights(policy: nn.Module) -> list[int]:

@@ -8,21 +8,18 @@ the widest head, ``P`` outputs of all heads side by side, ``W`` any size.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from esper.config.learning import NetworkConfig, PolicyConfig
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import LegalChoices
 from esper.simic.policy.networks import Encoder, initialize
 from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of, map_leaves
-from esper.simic.policy.policy import Policy
+from esper.simic.policy.policy import Evaluation, Policy
 
 # Far below any pre-activation, yet its products stay finite: a sigmoid of it is exactly zero.
 _CLOSED = -1.0e4
@@ -55,7 +52,6 @@ class RecurrentTrunk(Policy):
         self.spec = spec
         self.observation_spec = ObservationSpec.of(observation_size)
         self.heads = heads or ActionHeads(spec)
-        self._cell_weights: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def _add_trunk(
         self, n_inputs: int, n_outputs: int, config: PolicyConfig | NetworkConfig
@@ -81,10 +77,6 @@ class RecurrentTrunk(Policy):
         """Return head outputs ``[N, P]`` and values ``[N]`` for LSTM outputs ``[N, M]``."""
 
     @abstractmethod
-    def _output_steps_last(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the same with the steps last, head outputs ``[P, N]`` and values ``[N]``."""
-
-    @abstractmethod
     def logit_bias(self, head: str) -> Tensor:
         """Return the bias of a head's logits, ``[choices]``; it can be changed in place."""
 
@@ -103,14 +95,14 @@ class RecurrentTrunk(Policy):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-        legal: LegalChoices,
+        legal: Tensor | None,
         actions: Tensor,
         numbers: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities, entropies and values; see :meth:`Policy.evaluate`."""
-        outputs, values = self.run_sequences(observations, resets, state, cells)
-        log_probs, entropies = self.heads.evaluate(outputs.t(), legal, actions, numbers)
-        return log_probs, entropies, values
+    ) -> Evaluation:
+        """Return what the policy says about steps; see :meth:`Policy.evaluate`."""
+        outputs, values, hidden = self.run_sequences(observations, resets, state, cells)
+        log_probs, entropies = self.heads.evaluate(outputs, legal, actions, numbers)
+        return Evaluation(log_probs, entropies, values, hidden)
 
     def run_sequences(
         self,
@@ -118,12 +110,14 @@ class RecurrentTrunk(Policy):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return head outputs ``[P, N]`` and values ``[N]``; see :meth:`Policy.evaluate`."""
-        # Flat, because rectifying a view in place would make the gradient copy all of it.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return head outputs ``[N, P]``, values ``[N]`` and LSTM outputs ``[N, M]``.
+
+        Arguments are those of :meth:`Policy.evaluate`.
+        """
         grid = next(iter(leaves_of(observations).values())).shape[:2]
         encoded, extra = self._encode(map_leaves(lambda leaf: leaf.flatten(0, 1), observations))
-        features = torch.relu_(encoded).view(*grid, -1)
+        features = torch.relu(encoded).view(*grid, -1)
         if resets is not None:
             closing = features.new_zeros(features.shape[-1])
             closing[-1] = 1.0
@@ -137,7 +131,12 @@ class RecurrentTrunk(Policy):
         if cells is not None:
             hidden = hidden.index_select(0, cells)
             extra = None if extra is None else extra.index_select(-2, cells)
-        return self._output_steps_last(hidden, extra)
+        return *self._output(hidden, extra), hidden
+
+    @property
+    def is_value_trained(self) -> bool:
+        """Whether the layer that gives the value is trained."""
+        return self.outputs.weight.requires_grad
 
     @torch.no_grad()
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
@@ -150,21 +149,12 @@ class RecurrentTrunk(Policy):
         encoded, extra = self._encode(observations)
         size = self.lstm_size
         start = (state[:, :size], state[:, size:])
-        hidden, cell = torch.lstm_cell(torch.relu_(encoded), start, *self._lstm_weights())
+        hidden, cell = torch.lstm_cell(torch.relu(encoded), start, *self._lstm_weights())
         return *self._output(hidden, extra), torch.cat([hidden, cell], dim=-1)
 
     def _lstm_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the LSTM's input weights, recurrent weights and their two biases."""
-        # Looked up once: finding parameters by name takes a while.
-        if self._cell_weights is None:
-            lstm = cast(Any, self.lstm)
-            self._cell_weights = (
-                lstm.weight_ih_l0,
-                lstm.weight_hh_l0,
-                lstm.bias_ih_l0,
-                lstm.bias_hh_l0,
-            )
-        return self._cell_weights
+        return cast("tuple[Tensor, Tensor, Tensor, Tensor]", tuple(self.lstm.all_weights[0]))
 
     @torch.no_grad()
     def _initialize_trunk(self, generator: torch.Generator) -> None:
@@ -186,31 +176,6 @@ class RecurrentTrunk(Policy):
         input_bias[size : 2 * size] = 1.0
         from_input[:, -1] = _CLOSED
         from_input[2 * size : 3 * size, -1] = 0.0
-
-
-class _StepsLastLinear(torch.autograd.Function):
-    """``weight @ inputs.T + bias`` with every product laid out the way its reader wants it."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Take inputs ``[N, M]``, weight ``[P, M]`` and bias ``[P]``; return ``[P, N]``."""
-        ctx.save_for_backward(inputs, weight)
-        return torch.addmm(bias.unsqueeze(1), weight, inputs.t())
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of inputs, weight and bias."""
-        inputs, weight = ctx.saved_tensors
-        (gradient,) = gradients
-        return gradient.t() @ weight, gradient @ inputs, gradient.sum(dim=1)
-
-
-def steps_last_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply a linear layer to inputs ``[N, M]`` and return ``[P, N]``, the steps contiguous."""
-    return cast(Callable[..., Tensor], _StepsLastLinear.apply)(inputs, weight, bias)
 
 
 class RecurrentPolicy(RecurrentTrunk):
@@ -266,8 +231,3 @@ class RecurrentPolicy(RecurrentTrunk):
     def _output(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
         outputs = self.outputs(hidden)
         return outputs[:, :-1], outputs[:, -1]
-
-    def _output_steps_last(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-        outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
-        logits, values = cast(tuple[Tensor, Tensor], outputs.split([len(outputs) - 1, 1]))
-        return logits, values.squeeze(0)

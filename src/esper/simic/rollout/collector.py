@@ -22,6 +22,7 @@ from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import Observations, map_leaves, named_leaves
 from esper.simic.rollout.environments import Environments, VectorEnvironments
 from esper.simic.stopwatch import Stopwatch
+from esper.simic.tensors import to_device
 
 
 @dataclass
@@ -125,9 +126,8 @@ class VectorCollector:
         with self.stopwatch.measure("acting"):
             starts = self._starts if self._any_start else None
             decision = agent.act(self._observations, self._masks, self._state, starts)
-            actions = decision.actions.cpu().numpy()
-            numbers = decision.numbers
-        taken = self.environments.step(actions, None if numbers is None else numbers.cpu().numpy())
+            actions, numbers = decision.read(agent.spec)
+        taken = self.environments.step(actions, numbers)
         bootstraps = None
         if taken.final is not None:
             bootstraps = agent.value(self._place(taken.final), decision.next_state)
@@ -150,7 +150,7 @@ class VectorCollector:
         self._state = decision.next_state
         starts = dones if taken.skipped is None else dones | taken.skipped
         self._any_start = bool(starts.any())
-        self._starts = torch.from_numpy(starts).to(agent.device)
+        self._starts = to_device(torch.from_numpy(starts), agent.device)
         returns, lengths = self._count(taken.rewards, dones, taken.skipped)
         return CollectedStep(
             seen,
@@ -221,10 +221,7 @@ class VectorCollector:
         return returns, lengths
 
     def _place(self, observations: Observations) -> Observations:
-        device = self.agent.device
-        if device.type == "cpu":
-            return observations
-        return map_leaves(lambda tensor: tensor.to(device), observations)
+        return map_leaves(lambda tensor: to_device(tensor, self.agent.device), observations)
 
 
 def _saved_masks(state: dict[str, Tensor], device: torch.device) -> Any:

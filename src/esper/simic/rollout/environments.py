@@ -30,9 +30,9 @@ from esper.simic.rollout.mask_sources import (
     Env,
     MaskSource,
     all_or_none,
+    find_vector_method,
     mask_method,
     reject_unread_masks,
-    vector_mask_reader,
     warn_of_observed_masks,
 )
 
@@ -69,8 +69,8 @@ class Environments(ABC):
     observation_spec: ObservationSpec
     codec: ActionCodec
     _masks: MaskSource
-    _read_by_method: Callable[[], ChoiceMasks] | None = None
-    """Asks the environments what is legal, if they have a method for it."""
+    has_mask_method: bool
+    """Whether the environments have a method that tells what is legal."""
 
     @abstractmethod
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -103,6 +103,10 @@ class Environments(ABC):
     def _has_unread_masks(self) -> bool: ...
 
     @abstractmethod
+    def _ask_for_masks(self) -> ChoiceMasks:
+        """Ask the environments by their method what is legal."""
+
+    @abstractmethod
     def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks: ...
 
     def _read_masks(self, *infos: dict[str, Any]) -> Any:
@@ -112,7 +116,7 @@ class Environments(ABC):
             return masks
         source = self._masks
         offered = next((key for key in MASK_KEYS for info in infos if key in info), None)
-        source.find(offered, by_method=self._read_by_method is not None)
+        source.find(offered, by_method=self.has_mask_method)
         if source.kind is None:
             if source.steps == 0:
                 reject_unread_masks(self._has_unread_masks())
@@ -120,8 +124,7 @@ class Environments(ABC):
             return None
         if source.kind != "method":
             return self._read_info(source.kind, infos)
-        assert self._read_by_method is not None, "checked when the state is loaded"
-        return self._read_by_method()
+        return self._ask_for_masks()
 
 
 class LocalEnvironments(Environments):
@@ -148,12 +151,10 @@ class LocalEnvironments(Environments):
         self.observation_spec = ObservationSpec.from_space(first.observation_space)
         self.codec = ActionCodec(first.action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), first.action_space)
-        self._masks = source = MaskSource(reader)
+        self._masks = MaskSource(reader)
         self._bases: list[Any] = [env.unwrapped for env in self.envs]
-        methods = [mask_method(env) for env in self.envs]
-        if all_or_none([method is not None for method in methods]):
-            asked = cast("list[Callable[[], Any]]", methods)
-            self._read_by_method = lambda: source.read(reader.read_each, [one() for one in asked])
+        self._mask_methods = [mask_method(env) for env in self.envs]
+        self.has_mask_method = all_or_none([one is not None for one in self._mask_methods])
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
         """Start new episodes; environment i gets ``seed + i``."""
@@ -216,7 +217,7 @@ class LocalEnvironments(Environments):
                 f"there are {self.n_envs} environments; {len(state['envs'])} were saved. Pass a "
                 "class, function or id, which makes as many."
             )
-        if state["masks"][0] == "method" and self._read_by_method is None:
+        if state["masks"][0] == "method" and not self.has_mask_method:
             raise UnsupportedEnvironmentError(
                 "the saved environments had a method action_masks(); these have none."
             )
@@ -284,6 +285,10 @@ class LocalEnvironments(Environments):
             return None
         return join_masks([cast(PolicyMasks, base.masks).for_policy() for base in self._bases])
 
+    def _ask_for_masks(self) -> ChoiceMasks:
+        asked = cast("list[Callable[[], Any]]", self._mask_methods)
+        return self._masks.read(self._masks.reader.read_each, [one() for one in asked])
+
     def _has_unread_masks(self) -> bool:
         return self.envs[0].has_wrapper_attr("action_mask")
 
@@ -312,7 +317,8 @@ class VectorEnvironments(Environments):
         reader = MaskReader(spec, torch.device(device), single.single_action_space)
         self._masks = MaskSource(reader)
         self._mode = _autoreset_mode(envs)
-        self._read_by_method = vector_mask_reader(envs, self._masks)
+        self._mask_layer, self._asks_members = find_vector_method(envs)
+        self.has_mask_method = self._mask_layer is not None
         self._was_done: Flags = np.zeros(self.n_envs, np.bool_)
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -388,6 +394,12 @@ class VectorEnvironments(Environments):
     def _growth_masks(self) -> Any:
         masks = getattr(self.envs.unwrapped, "masks", None)
         return masks if hasattr(masks, "for_policy") else None
+
+    def _ask_for_masks(self) -> ChoiceMasks:
+        source, layer = self._masks, self._mask_layer
+        if self._asks_members:
+            return source.read(source.reader.read_each, layer.call("action_masks"))
+        return source.read(source.reader.read_batch, layer.action_masks())
 
     def _has_unread_masks(self) -> bool:
         call = getattr(self.envs.unwrapped, "call", None)

@@ -20,12 +20,14 @@ from esper.simic.rollout.environments import (
     LocalEnvironments,
     VectorEnvironments,
 )
+from esper.simic.rollout.sb3_envs import Sb3VectorEnv, is_sb3_vec_env
 
 _MIN_ENV_BYTES = 2_000.0
 """Memory of the smallest environment, its spaces and its generator."""
 
 EnvLike = str | Env | VectorEnv[Any, Any, Any] | Callable[[], Env]
-"""An id for ``gymnasium.make``, an environment, a vector environment, or a class or function."""
+"""An id for ``gymnasium.make``, an environment, a vector environment (of Stable-Baselines3, too),
+or a class or function."""
 
 
 def make_members(env: Any, n_envs: int | None) -> list[Env] | VectorEnv[Any, Any, Any]:
@@ -36,6 +38,8 @@ def make_members(env: Any, n_envs: int | None) -> list[Env] | VectorEnv[Any, Any
         UnsupportedEnvironmentError: If no environment can be made from it.
     """
     check("n_envs", n_envs, PositiveInt | None)
+    if is_sb3_vec_env(env):
+        env = Sb3VectorEnv(env)
     if isinstance(env, VectorEnv):
         if n_envs not in (None, env.num_envs):
             raise ConfigError(
@@ -115,11 +119,6 @@ def _make(env: Any) -> Env:
             raise UnsupportedEnvironmentError(
                 f"env is {env!r}, which Gymnasium cannot make: {reason}{near}"
             ) from error
-    if type(env).__module__.startswith("stable_baselines3."):
-        raise UnsupportedEnvironmentError(
-            f"env is {type_of(env)} of Stable-Baselines3; pass the environment's id or a "
-            "function that makes one, and n_envs=."
-        )
     if not callable(env):
         raise UnsupportedEnvironmentError(
             f"env is {type_of(env)}; an id such as 'CartPole-v1', an environment, a class "

@@ -111,21 +111,20 @@ def warn_of_observed_masks(spec: ObservationSpec) -> None:
         warnings.warn(OBSERVED_MASK, EsperWarning, stacklevel=2)
 
 
-def vector_mask_reader(
-    envs: VectorEnv[Any, Any, Any], source: MaskSource
-) -> Callable[[], ChoiceMasks] | None:
-    """Return what asks a vector environment, or its members, by a method what is legal."""
+def find_vector_method(envs: VectorEnv[Any, Any, Any]) -> tuple[Any, bool]:
+    """Return the layer of a vector environment that has ``action_masks``, and False.
+
+    Or the innermost one and True if its members have it; None if nothing has.
+    """
     layer: Any = envs
-    reader = source.reader
     while not hasattr(layer, "action_masks"):
         if layer is layer.unwrapped:
             # Asking a worker process for an attribute that it does not have would end it.
             call = getattr(layer, "call", None)
-            if call is None or not all_or_none(call("has_wrapper_attr", "action_masks")):
-                return None
-            return lambda: source.read(reader.read_each, call("action_masks"))
+            has_one = call is not None and all_or_none(call("has_wrapper_attr", "action_masks"))
+            return (layer if has_one else None), True
         layer = layer.env
-    return lambda: source.read(reader.read_batch, layer.action_masks())
+    return layer, False
 
 
 def all_or_none(has_method: Sequence[bool]) -> bool:

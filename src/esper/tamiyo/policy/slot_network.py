@@ -17,7 +17,7 @@ from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.normalizers import ObservationNormalizer
-from esper.simic.policy.recurrent import RecurrentTrunk, steps_last_linear
+from esper.simic.policy.recurrent import RecurrentTrunk
 from esper.tamiyo.policy.observations import (
     HOST_FEATURES,
     KIND_NAMES,
@@ -140,14 +140,6 @@ class SlotPolicy(RecurrentTrunk):
         outputs, size = self.outputs(hidden), self.slot_size
         slots = _point(extra, outputs[:, :size])
         return torch.cat([slots.t(), outputs[:, size:-1]], dim=1), outputs[:, -1]
-
-    def _output_steps_last(self, hidden: Tensor, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert extra is not None
-        outputs = steps_last_linear(hidden, self.outputs.weight, self.outputs.bias)
-        sizes = [self.slot_size, len(outputs) - self.slot_size - 1, 1]
-        query, logits, values = cast(tuple[Tensor, Tensor, Tensor], outputs.split(sizes))
-        slots = _point(extra, query.t().contiguous())
-        return torch.cat([slots, logits]), values.squeeze(0)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
