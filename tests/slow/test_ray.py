@@ -53,6 +53,7 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("ray") / "token"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # jobs of tests are in tests
         for name, value in ray_cluster._RAY_SETTINGS.items():
             patch.setenv(name, value)
         ray_cluster._make_token()
@@ -306,6 +307,28 @@ def test_the_command_line_reports_a_wrong_token_in_one_line(cluster: Any, tmp_pa
         assert named in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
         assert not folder.exists()
+
+
+def test_ray_workers_import_nothing_of_the_current_folder_but_the_task(
+    cluster: Any, tmp_path: Path
+) -> None:
+    for name in ("esper", "torch", "numpy", "json"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()\n")
+    (tmp_path / "my_task.py").write_text(
+        "from esper.tasks import make_task\n\ndef make():\n    return make_task('spirals')\n"
+    )
+    words = ["train", "--quiet", "--task", "my_task:make", "--ray-address", cluster.address]
+    words += ["--rounds", "1", "--envs", "2", "--envs-per-shard", "1", "--n-steps", "2"]
+    words += ["--budget.n-epochs", "2", "--ppo.n-minibatches", "1", "--first-policy", "cautious"]
+    words += ["--evaluation.n-eval-episodes", "2", "--evaluation.n-final-episodes", "2"]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("esper"), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("ran-*"))
 
 
 @pytest.fixture

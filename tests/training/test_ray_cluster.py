@@ -207,6 +207,17 @@ def test_only_this_user_can_read_the_token(ray: FakeRay, token: Path) -> None:
     assert token.read_text() == made
 
 
+def test_the_token_may_be_in_a_relative_place(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token")
+    RayPool("local", 1).close()
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
+    assert (tmp_path / "token").exists()
+    assert Path.cwd() == tmp_path
+
+
 def test_a_token_in_the_environment_needs_no_file(
     ray: FakeRay, token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

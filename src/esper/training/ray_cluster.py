@@ -68,7 +68,8 @@ class RayPool(WorkerPool):
         n_cores = float(self._ray.cluster_resources().get("CPU", 1.0))
         share = min(1.0, int(100 * n_cores / n_workers) / 100)
         kind = self._ray.remote(num_cpus=share, max_restarts=0, max_task_retries=0)(_Actor)
-        self._make = lambda: kind.options(scheduling_strategy="SPREAD").remote(threads, warm_up)
+        kind, given = kind.options(scheduling_strategy="SPREAD"), (threads, warm_up, os.getcwd())
+        self._make = lambda: kind.remote(*given)
         try:
             self._workers[0] = first = self.make_worker()
             _require_same_software(self._ray, first.started)
@@ -128,7 +129,9 @@ class RayWorker:
 class _Actor:
     """Computes jobs on a machine of the cluster."""
 
-    def __init__(self, threads: int, warm_up: str) -> None:
+    def __init__(self, threads: int, warm_up: str, folder: str) -> None:
+        with contextlib.suppress(OSError):  # another machine may not have it
+            os.chdir(folder)  # where the module of a task that the user named may be
         prepare_worker(threads, warm_up)
 
     def software(self) -> dict[str, str]:
@@ -188,7 +191,8 @@ def _connect(address: str, n_workers: int) -> Any:
         n_cores = max(os.cpu_count() or 1, n_workers)
         options |= {"num_cpus": n_cores, "include_dashboard": False}
     try:
-        with _kept_signal_handler(), _silenced():
+        # Elsewhere, because Ray lets workers import whatever is in the current folder.
+        with _kept_signal_handler(), _silenced(), contextlib.chdir("/"):
             ray.init(**options, log_to_driver=False, logging_level="error", configure_logging=False)
     except (Exception, SystemExit) as error:
         ray.shutdown()
@@ -275,7 +279,7 @@ def _make_token() -> None:
     """Make a token if there is none, and let only this user read it."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
-    path = Path(_token_place()).expanduser()
+    path = Path(_token_place()).expanduser().absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileExistsError):
@@ -283,6 +287,8 @@ def _make_token() -> None:
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(32))
         path.chmod(0o600)  # Ray itself lets everybody read it
+        if os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)  # Ray reads it in another folder
     except OSError as error:
         raise WorkerError(f"the Ray token {path} cannot be written: {error.strerror}.") from error
 

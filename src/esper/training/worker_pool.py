@@ -98,16 +98,17 @@ class Pool:
             WorkerError: If a worker died each time that it computed a certain job.
         """
         tasks = [_Task(number, job) for number, job in enumerate(jobs)]
+        show = _show_progress(tasks, on_share)
         for task in tasks:
 
             def report(share: float, task: _Task = task) -> None:
                 check()
                 task.share = share
-                on_share(_total_share(tasks))
+                show()
 
             task.result = task.job.function(report, *task.job.arguments)
             task.share = 1.0
-            on_share(_total_share(tasks))
+            show()
         return [task.result for task in tasks]
 
     def start(self) -> None:
@@ -137,9 +138,18 @@ class _Task:
     """When its share last grew."""
 
 
-def _total_share(tasks: Sequence[_Task]) -> float:
-    sizes = [task.job.size for task in tasks]
-    return math.fsum(task.share * task.job.size for task in tasks) / sum(sizes)
+def _show_progress(tasks: Sequence[_Task], on_share: OnShare) -> Callable[[], None]:
+    """Return what shows the share of all jobs that is done, whenever it has grown."""
+    total, shown = sum(task.job.size for task in tasks), -1.0
+
+    def show() -> None:
+        nonlocal shown
+        share = math.fsum(task.share * task.job.size for task in tasks) / total
+        if share > shown:
+            shown = share
+            on_share(share)
+
+    return show
 
 
 class Worker(Protocol):
@@ -202,7 +212,7 @@ class WorkerPool(Pool, ABC):
     ) -> list[Any]:
         """Compute jobs and return their results in the same order."""
         tasks = [_Task(number, job) for number, job in enumerate(jobs)]
-        waiting, shown = list(tasks), -1.0
+        waiting, show = list(tasks), _show_progress(tasks, on_share)
         try:
             while waiting or self._busy:
                 check()
@@ -211,8 +221,7 @@ class WorkerPool(Pool, ABC):
                 wait(futures, WAIT_SECONDS, FIRST_COMPLETED)
                 self._waited += (self.n_workers - len(futures)) * (monotonic() - start)
                 waiting[:0] = [task for place in list(self._busy) for task in self._look(place)]
-                if (share := _total_share(tasks)) > shown:
-                    on_share(shown := share)
+                show()
         finally:
             for place in self._busy:  # after an exception: they would go on with these jobs
                 self._workers.pop(place).end()
