@@ -86,7 +86,7 @@ def _outside(kind: Any) -> list[Any]:
 @pytest.mark.parametrize(("cls", "name", "kind"), FIELDS)
 def test_a_setting_rejects_what_it_does_not_allow(cls: type[Any], name: str, kind: Any) -> None:
     taken = [dict, list, tuple] if name in ("task_options", "sinks", "blueprints") else []
-    taken += [list, tuple] if name == "hidden_sizes" else []
+    taken += [list, tuple] if name in ("hidden_sizes", "value_sizes") else []
     wrong = [value for value in ANYTHING if type(value) not in taken]
     wrong = [value for value in wrong if not (kind is str and isinstance(value, str))]
     for value in [*wrong, *_outside(kind)]:
