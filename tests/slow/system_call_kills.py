@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,7 @@ from tests.training.tiny import liveliness, run_digests
 
 import esper.training.trials  # as workers do before their first job
 from esper.cli.main import main
-from esper.simic.rollout import processes
+from esper.training import worker_pool
 
 _OPTIONS = (
     "--task spirals --task-options batches_per_epoch=1 --rounds 2 --envs 2 --n-steps 4 "
@@ -42,29 +41,18 @@ SHARDS = ["--envs-per-shard", "1"]
 assert esper.training.trials
 
 
-class ForkedWorker:
-    """Stands for ``Popen`` of a worker: a fork that does what the new process would do."""
+def fork_workers() -> None:
+    """Let the workers of this process be forks of it, which are not killed at calls."""
+    fork, begin = multiprocessing.get_context("fork"), worker_pool._begin_process
 
-    def __init__(self, _: Sequence[str], *, pass_fds: tuple[int, int, int], **__: Any) -> None:
-        self.pid, self._code = os.fork(), None
-        if self.pid == 0:
-            try:
-                os.setsid()
-                ctypes.CDLL(None).kill_at_call(ctypes.c_long(0))
-                for first, last in pairwise([2, *sorted(pass_fds), os.sysconf("SC_OPEN_MAX")]):
-                    os.closerange(first + 1, last)
-                processes.serve(*pass_fds)
-            finally:
-                os._exit(0)
+    def begin_fork(*arguments: Any) -> None:
+        ctypes.CDLL(None).kill_at_call(ctypes.c_long(0))
+        begin(*arguments)
 
-    def kill(self) -> None:
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._code
+    worker_pool.multiprocessing = SimpleNamespace(
+        **vars(multiprocessing) | {"get_context": lambda _: fork}
+    )
+    worker_pool._begin_process = begin_fork
 
 
 def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
@@ -77,7 +65,7 @@ def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
         os.dup2(null, 1)
         os.dup2(null, 2)
         code = 99
-        processes.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedWorker})
+        fork_workers()
         try:
             library.kill_at_call(ctypes.c_long(fatal_call))
             with liveliness():
