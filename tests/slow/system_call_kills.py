@@ -41,6 +41,20 @@ SHARDS = ["--envs-per-shard", "1"]
 assert esper.training.trials
 
 
+def fork_workers() -> None:
+    """Let the workers of this process be forks of it, which are not killed at calls."""
+    fork, begin = multiprocessing.get_context("fork"), worker_pool._begin_process
+
+    def begin_fork(*arguments: Any) -> None:
+        ctypes.CDLL(None).kill_at_call(ctypes.c_long(0))
+        begin(*arguments)
+
+    worker_pool.multiprocessing = SimpleNamespace(
+        **vars(multiprocessing) | {"get_context": lambda _: fork}
+    )
+    worker_pool._begin_process = begin_fork
+
+
 def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
     """Run a command in a fork; return its exit code, or minus the signal, and its calls."""
     reader, writer = os.pipe()
@@ -51,9 +65,7 @@ def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
         os.dup2(null, 1)
         os.dup2(null, 2)
         code = 99
-        forking = multiprocessing.get_context("fork")
-        worker_pool.multiprocessing = SimpleNamespace(get_context=lambda _: forking)  # type: ignore[attr-defined]
-        os.register_at_fork(after_in_child=lambda: library.kill_at_call(ctypes.c_long(0)))
+        fork_workers()
         try:
             library.kill_at_call(ctypes.c_long(fatal_call))
             with liveliness():
@@ -73,7 +85,7 @@ def train(folder: Path, options: Sequence[str], fatal_call: int = 0) -> tuple[in
 
 
 def carry_out(place: Path, n_kills: int, n_workers: int) -> dict[str, Any]:
-    """Kill runs at random calls, resume them, and compare them with an undisturbed one."""
+    """Kill runs at random calls, resume them, and compare them with one that was left alone."""
     # A run records the name of its folder, so all folders have the same name.
     reference = place / "reference" / "run"
     shards = SHARDS if n_workers else []

@@ -169,7 +169,7 @@ class RoundRecord:
         "Worker processes at the end of the round; none if this process works alone.", clock=True
     )
     workers_restarted: int | None = column(
-        "Workers that this process has replaced so far, because they died.", clock=True
+        "Workers that this process has replaced so far, because they died or hung.", clock=True
     )
     seconds_waited: float | None = column(
         "Seconds so far that workers had nothing to do while others were busy, all together.",
