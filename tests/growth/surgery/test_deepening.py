@@ -131,6 +131,29 @@ def test_new_parameters_join_the_groups_of_their_originals() -> None:
     assert {id(p) for g in optimizer.param_groups for p in g["params"]} == set(state)
 
 
+def test_an_optimizer_saved_after_deepening_fits_the_deeper_class() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 7, 5)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    model = Encoder(3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    step(model, optimizer)
+    esper.deepen(model, 3, sample_input=x, optimizer=optimizer)
+    step(model, optimizer)
+    twin = Encoder(6)
+    twin.load_state_dict(model.state_dict())
+    resumed = torch.optim.Adam(twin.parameters(), lr=0.01)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(model, optimizer)
+    step(twin, resumed)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
 def test_a_moving_average_is_deepened_too_and_undone() -> None:
     torch.manual_seed(0)
     model, x = Encoder(2, is_post=True), torch.randn(2, 7, 5)

@@ -52,6 +52,8 @@ def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> None:
         for each in edits.replaced:
             for group in groups:
                 _carry(optimizer, group["params"], each)
+        for group in groups:
+            _sort_new(group["params"], edits)
 
 
 def _carry(optimizer: Optimizer, members: list[Tensor], change: Replacement) -> None:
@@ -60,8 +62,26 @@ def _carry(optimizer: Optimizer, members: list[Tensor], change: Replacement) -> 
             members[index] = change.new
             if member in optimizer.state:
                 optimizer.state[change.new] = _padded(optimizer.state.pop(member), change)
-        elif member is change.like and not any(other is change.new for other in members):
+        elif member is change.like and not _is_in(change.new, members):
             members.append(change.new)
+
+
+def _sort_new(members: list[Tensor], edits: Edits) -> None:
+    """Put the model's parameters in its order, as in an optimizer that is built for it now.
+
+    Optimizers number parameters by their order, so a saved state fits then.
+    """
+    if not any(each.old is None and _is_in(each.new, members) for each in edits.replaced):
+        return
+    order = {id(parameter): k for k, parameter in enumerate(edits.model.parameters())}
+    places = [index for index, member in enumerate(members) if id(member) in order]
+    own = sorted((members[index] for index in places), key=lambda member: order[id(member)])
+    for index, member in zip(places, own, strict=True):
+        members[index] = member
+
+
+def _is_in(tensor: Tensor, members: Sequence[Tensor]) -> bool:
+    return any(member is tensor for member in members)
 
 
 def _padded(state: dict[str, Any], change: Replacement) -> dict[str, Any]:

@@ -126,6 +126,13 @@ def _build(model: nn.Module, config: Any) -> nn.Module:
         return cast(Any, type(model))(copy.deepcopy(config))
 
 
+def require_valid(model: nn.Module) -> None:
+    """Let a configuration check itself, as it does before it is saved; raise what it raises."""
+    validate = getattr(cast(Any, model).config, "validate", None)
+    if callable(validate):
+        validate()
+
+
 class _Uninitialized(TorchFunctionMode):
     """Leaves weights as they are, which saves most of the time that building a model takes."""
 

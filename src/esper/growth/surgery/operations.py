@@ -27,6 +27,7 @@ from esper.growth.surgery.configuration import (
     follow_sizes,
     has_configuration,
     rebuilt,
+    require_valid,
 )
 from esper.growth.surgery.edits import Edits, add_units
 from esper.growth.surgery.places import Group, group_places, matches
@@ -349,6 +350,7 @@ class Operation:
         for tensor in new:
             tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator).to(tensor))
         try:
+            require_valid(self.model)
             twin = rebuilt(self.model)
             own, other = self._run_model(), self._run_model(twin)
         # A class may be built or loaded in a way of its own; then nothing is known.
