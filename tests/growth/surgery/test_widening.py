@@ -282,10 +282,20 @@ def test_only_new_entries_train_if_the_old_ones_are_frozen() -> None:
         model(x).square().mean().backward()
         optimizer.step()
     assert not model.down.bias.requires_grad
+    with pytest.raises(SurgeryError, match="trained"):
+        change.undo()
     for name, old in before.items():
         rows = tuple(slice(0, n) for n in old.shape)
         assert torch.equal(model.get_parameter(name)[rows], old), name
     assert model.down.weight[:, 4:].abs().min() > 0.0
+
+
+def test_undo_makes_frozen_parameters_trainable_again() -> None:
+    model = Gated(4)
+    change = esper.widen(model, 2.0, sample_input=torch.randn(2, 5))
+    change.freeze_old()
+    change.undo()
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_the_table_says_what_grew() -> None:
@@ -382,6 +392,8 @@ def test_tied_weights_are_left_alone() -> None:
         ({"sample_input": torch.randn(2, 4)}, "sample_input"),
         ({"at": "nowhere"}, "'nowhere'.*0>2"),
         ({"at": ["0>3"]}, "0>2"),
+        ({"at": []}, r"at is \[\].*0>2"),
+        ({"at": nn.ReLU()}, r"at is ReLU.*0>2"),
         ({"optimizer": "adam"}, "optimizer is"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, "SGD"),
         ({"ema": 3}, "ema is"),

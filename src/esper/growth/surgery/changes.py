@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -69,11 +70,14 @@ class Change:
 
         Old parameters get ``requires_grad=False``. A parameter with old and new entries stays
         trainable: gradients of its old entries are zero, and after each optimizer step these are
-        set back, because weight decay and momentum would change them.
+        set back to what they are now, because weight decay and momentum would change them. That
+        lasts as long as the parameter. Running statistics of batch norms go on.
         """
         new = self._replacements()
         for parameter in self._model.parameters():
-            each = new.get(id(parameter))
+            each, was_trained = new.get(id(parameter)), parameter.requires_grad
+            if self._edits:
+                self._edits[0].on_undo(partial(parameter.requires_grad_, was_trained))
             parameter.requires_grad_(each is not None)
             if each is not None and each.old is not None:
                 _freeze_entries(parameter, each.old_entries())

@@ -53,7 +53,7 @@ class Edits:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.replaced: list[Replacement] = []
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], Any]] = []
 
     def undo(self) -> None:
         """Revert every change, the last one first."""
@@ -61,12 +61,12 @@ class Edits:
             self._undo.pop()()
         self.replaced.clear()
 
-    def on_undo(self, revert: Callable[[], None]) -> None:
+    def on_undo(self, revert: Callable[[], object]) -> None:
         """Call a function when the changes are reverted."""
         self._undo.append(revert)
 
     @property
-    def undo_list(self) -> list[Callable[[], None]]:
+    def undo_list(self) -> list[Callable[[], Any]]:
         """The functions that revert the changes, for code that adds its own."""
         return self._undo
 

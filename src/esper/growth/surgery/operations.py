@@ -407,8 +407,14 @@ def _select(plan: Plan, at: At) -> list[Any]:
         raise SurgeryError(f"nothing in this model can be {plan.verb}{more}.")
     if at is None:
         return list(plan.groups)
+    names = [at] if isinstance(at, str) else list(at) if isinstance(at, Sequence) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SurgeryError(
+            f"at is {at!r:.60}; it must be a name or a list of names, such as "
+            f"{plan.groups[0].name!r}."
+        )
     chosen: list[Any] = []
-    for name in [at] if isinstance(at, str) else at:
+    for name in names:
         found = [group for group in plan.groups if matches(group.name, name)]
         if not found:
             single = [each for group in plan.groups for each in plan.members(group)]
