@@ -133,7 +133,7 @@ def test_ray_workers_killed_at_random_moments_change_nothing(
     chance, is_done, killed = random.Random(seed), threading.Event(), list[int]()
 
     def kill_some() -> None:
-        while len(killed) < 3 and not is_done.wait(chance.uniform(0.1, 1.5)):
+        while len(killed) < 3 and not is_done.wait(chance.uniform(0.05, 0.5)):
             if actors := actors_of(cluster):
                 killed.append(chance.choice(actors))
                 with suppress(ProcessLookupError):
