@@ -134,7 +134,7 @@ def add_units(
             found.setdefault(entries.tensor, []).append((entries, position, n_new * entries.size))
     for name, insertions in found.items():
         layer = edits.model.get_submodule(name.rpartition(".")[0])
-        old = _tensor_of(edits.model, name)
+        old = tensor_of(edits.model, name)
         indices = _old_indices(old, insertions)
         if source is not None:
             new = source[name].detach().clone()
@@ -166,7 +166,8 @@ def _write_old(new: Tensor, old: Tensor, indices: OldIndices) -> Tensor:
     return new.index_copy_(axis, index, _write_old(slices, old, dict(rest)))
 
 
-def _tensor_of(model: nn.Module, name: str) -> Tensor:
+def tensor_of(model: nn.Module, name: str) -> Tensor:
+    """Return the parameter or buffer of a name."""
     path, _, attribute = name.rpartition(".")
     return getattr(model.get_submodule(path), attribute)
 

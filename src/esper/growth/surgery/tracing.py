@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.errors import summarize_error
 from esper.growth.dry_run import Call, call_model, hooked, recorded_calls, tensors_in
 from esper.growth.modules import module_names, named_modules, unchanged_buffers
-from esper.growth.surgery.edits import Edits, add_units
+from esper.growth.surgery.edits import Edits, add_units, tensor_of
 from esper.growth.surgery.heads import HeadLayout, find_head_layout
 from esper.growth.surgery.layers import (
     Entries,
@@ -231,7 +231,7 @@ class PlaceFinder:
                 continue
             sizes = {name: count_units(self._layers[name]) for name in mixed}
             (read,) = reads(self._layers[reader])
-            n_read = _tensor(self.model, f"{reader}.{read.tensor}").shape[read.axis]
+            n_read = tensor_of(self.model, f"{reader}.{read.tensor}").shape[read.axis]
             layout = find_head_layout(n_read, sizes, reach)
             if layout is None:
                 continue
@@ -412,7 +412,9 @@ class PlaceFinder:
         """Return whether a place that was found in one block is there in another."""
         for own, other in zip(copy.entries, place.entries, strict=True):
             try:
-                sizes = [_tensor(self.model, each.tensor).shape[each.axis] for each in (own, other)]
+                sizes = [
+                    tensor_of(self.model, each.tensor).shape[each.axis] for each in (own, other)
+                ]
             except (AttributeError, IndexError):
                 return False
             if sizes[0] != sizes[1]:
@@ -517,11 +519,6 @@ def _tied_tensors(model: nn.Module) -> set[int]:
         for tensor in module.parameters(recurse=False):
             counts[id(tensor)] = counts.get(id(tensor), 0) + 1
     return {key for key, count in counts.items() if count > 1}
-
-
-def _tensor(model: nn.Module, name: str) -> Tensor:
-    path, _, attribute = name.rpartition(".")
-    return getattr(model.get_submodule(path), attribute)
 
 
 def _device_of(model: nn.Module) -> torch.device:
