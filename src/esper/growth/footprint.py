@@ -15,9 +15,8 @@ from torch import nn
 from torch.utils import flop_counter
 
 from esper.growth.dry_run import SampleInput, batch_size_of, call_model, tensors_in
-from esper.growth.host_slots import own_slots, slots
+from esper.growth.host_slots import Slot, own_slots, slots
 from esper.growth.modules import count_parameters
-from esper.growth.seed_slot import SeedSlot
 from esper.growth.sharding import reshard
 from esper.modes import evaluation_mode
 
@@ -29,7 +28,7 @@ class Footprint:
     host_parameters: int
     """Parameters outside seeds; those of fossils are the host's."""
     seed_parameters: dict[str, int]
-    """Parameters of each seed, by slot."""
+    """Parameters of each seed that is not part of the model yet, by slot."""
     forward_flops: int
     """FLOPs of one forward pass of the sample, including seeds."""
     training_step_flops: int
@@ -80,12 +79,8 @@ def footprint(model: nn.Module, sample_input: SampleInput) -> Footprint:
         >>> measured.host_parameters, measured.forward_flops
         (67, 112)
     """
-    grown: Mapping[str, SeedSlot] = own_slots(model) or {}
-    seeds = {
-        name: sum(parameter.numel() for parameter in slot.seed_parameters())
-        for name, slot in grown.items()
-        if slot.seed is not None
-    }
+    grown: Mapping[str, Slot] = own_slots(model) or {}
+    seeds = {name: slot.count_live() for name, slot in grown.items() if slot.life.has_seed}
     return Footprint(
         host_parameters=count_parameters(model) - sum(seeds.values()),
         seed_parameters=seeds,

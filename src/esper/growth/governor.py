@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
 from esper.growth.ranks import Call, Ranks
 from esper.growth.sharding import is_sharded, local_values, reshard, total_norm
+from esper.growth.surgery.edits import Edits
 
 MAX_WIDENINGS = 50
 """Largest exponent of the factor that widens the bound of outliers, which keeps it finite."""
@@ -145,6 +146,8 @@ class _Snapshot:
     """The state of each parameter, for each optimizer."""
     slots: dict[str, SlotSnapshot]
     n_germinated: int
+    n_edits: int
+    """Changes of the model's own layers that had been made, of those that can be undone."""
 
 
 class Governor:
@@ -160,8 +163,8 @@ class Governor:
     update. A check that returns a report has rolled the model back; the update is skipped then.
 
     A snapshot is taken at the end of each epoch and after each growth action. It counts as good
-    once a loss has been seen on it; until then the good one before it is kept too. If a rollback
-    has to skip a snapshot, growth actions are kept and all values are those of the good one.
+    once a loss has been seen on it; until then the good one before it is kept too, and a rollback
+    leads to that one: growth actions since are undone.
 
     With several processes, each loss is the mean of theirs, all of them roll back if one has to,
     and the model, seeds included, starts on all of them as on rank 0. Gradients of what was grown
@@ -207,9 +210,11 @@ class Governor:
         """Gradient norm of the last step, over all parameters."""
         self.loss = math.nan
         """The last loss that was checked, the mean over all processes."""
+        self.slots.journal = []
         self._require_same_structure(Call.START)
         self.ranks.copy_from_first((*model.parameters(), *model.buffers()))
-        self._latest = self._good = self._take_snapshot()
+        self._latest: _Snapshot = self._take_snapshot()
+        self._good: _Snapshot = self._latest
         """The last snapshot, and the last one whose loss was good."""
         self._is_proven = True
         """Whether the parameters are those of a good state: the given one counts as good."""
@@ -309,7 +314,7 @@ class Governor:
 
     def commit(self) -> None:
         """Note that the parameters are updated, after the losses and gradients were good."""
-        self._good = self._latest
+        self._make_good()
         for value in self._seen:
             self.watch.add(np.array([value]))
         self._seen.clear()
@@ -336,7 +341,15 @@ class Governor:
         self._seen.clear()
         self._latest = self._take_snapshot()
         if self._is_proven:
+            self._make_good()
+
+    def _make_good(self) -> None:
+        """Let the last snapshot be the state that a rollback leads to."""
+        if self._good is not self._latest:
             self._good = self._latest
+            journal = cast(list[Edits], self.slots.journal)
+            del journal[: self._good.n_edits]
+            self._good = self._latest = replace(self._good, n_edits=0)
 
     def _on_change(self) -> None:
         """Note the parameters that the model has; looking for them takes long in every step."""
@@ -382,9 +395,7 @@ class Governor:
     def restore(self, reason: str) -> GovernorReport:
         """Roll back to the last good state, then prune the uncommitted seeds."""
         reshard(self.model)
-        self._load_snapshot(self._latest)
-        if self._good is not self._latest:
-            self._load_values(self._good)
+        self._load_snapshot(self._good)
         pruned = tuple(self.slots.abandon_growing())
         self.watch.on_rollback()
         self.keep(is_good=True)
@@ -454,9 +465,11 @@ class Governor:
             ],
             slots={name: SlotSnapshot.of(slot) for name, slot in self.slots.items()},
             n_germinated=self.slots.n_germinated,
+            n_edits=len(self.slots.journal or ()),
         )
 
     def _load_snapshot(self, snapshot: _Snapshot) -> None:
+        self.slots.undo_to(snapshot.n_edits)
         for name, state in snapshot.slots.items():
             self.slots.restore_slot(name, state)
         self.slots.n_germinated = snapshot.n_germinated
@@ -466,16 +479,6 @@ class Governor:
         for parameter in self.model.parameters():
             parameter.grad = None
         self._load_optimizers(snapshot)
-
-    def _load_values(self, snapshot: _Snapshot) -> None:
-        """Load the tensors and moments of a snapshot, for whatever the model still has of it."""
-        _load_tensors(snapshot)
-        current = set(self.model.parameters())
-        for optimizer, moments in zip(self.optimizers, snapshot.moments, strict=True):
-            for parameter in current.intersection(p for p, _, _ in snapshot.parameters):
-                optimizer.state.pop(parameter, None)
-                if parameter in moments:
-                    optimizer.state[parameter] = copied_state(moments[parameter])
 
     def _load_optimizers(self, snapshot: _Snapshot) -> None:
         for optimizer, groups, moments in zip(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,11 +19,14 @@ from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.modules import forget_graphs, named_modules, named_tensors, seeded
-from esper.growth.pair_slot import ADDITIVE_STYLE, PairNetwork, PairSlot
 from esper.growth.seed_slot import AbsorbedSeed, BlockWrapper, SeedSlot
-from esper.growth.sharding import is_shard_root, reshard, shard
-from esper.growth.sites import SlotSite
+from esper.growth.sharding import find_mesh, is_shard_root, reshard, shard
+from esper.growth.sites import SlotSite, SlotSize
 from esper.growth.slot_states import Outcome, SlotLife, SlotStates
+from esper.growth.surgery.configuration import follow_sizes, has_configuration
+from esper.growth.surgery.edits import Edits
+from esper.growth.surgery.places import renamed
+from esper.growth.surgery_slots import BlockSlot, SurgerySlot, UnitSlot
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
@@ -31,10 +34,14 @@ from esper.lifecycle.stages import Stage
 ATTRIBUTE = "_esper_slots"
 """The model attribute that holds its slots. They are not a module, so they add no parameters."""
 
-WITHIN = "widening adds hidden units to the model's own layers"
-BESIDE = "seeds grow beside the block"
-BEHIND = "copies of the block grow behind it"
-"""Where seeds of a slot grow, in words."""
+ADDITIVE_STYLE: dict[BlendStyle, BlendStyle] = {
+    BlendStyle.MULTIPLY_LINEAR: BlendStyle.ADD_LINEAR,
+    BlendStyle.LEARNED_GATE: BlendStyle.ADD_LINEAR,
+}
+"""The style that units and blocks have instead of one that does not exist for them."""
+
+Slot = SeedSlot | UnitSlot | BlockSlot
+"""A place where a model grows: beside a block, or in its own layers."""
 
 DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
 """The model attribute that names what DistributedDataParallel leaves alone when it wraps it."""
@@ -51,16 +58,19 @@ class SlotSnapshot:
     fossils: tuple[AbsorbedSeed, ...]
 
     @classmethod
-    def of(cls, slot: SeedSlot) -> SlotSnapshot:
+    def of(cls, slot: Slot) -> SlotSnapshot:
         """Return the current state of a slot."""
-        return cls(replace(slot.life), slot.seed, slot.gate, slot.form, tuple(slot.absorbed))
+        life = replace(slot.life)
+        if isinstance(slot, SurgerySlot):
+            return cls(life, None, None, SeedForm.SERIAL, ())
+        return cls(life, slot.seed, slot.gate, slot.form, tuple(slot.absorbed))
 
 
-class HostSlots(Mapping[str, SeedSlot]):
+class HostSlots(Mapping[str, Slot]):
     """All slots of a model, by name, in order.
 
-    Each slot remembers its block's parent module and attribute name, so that nested slots find
-    their blocks whichever of them are in use.
+    A slot beside a block remembers the block's parent module and attribute name, so that nested
+    slots find their blocks whichever of them are in use.
     """
 
     def __init__(
@@ -83,21 +93,27 @@ class HostSlots(Mapping[str, SeedSlot]):
         """Called after an action was carried out."""
         self._hidden: set[str] = set()
         """Names of grown tensors that DistributedDataParallel would leave alone."""
-        self._slots: dict[str, SeedSlot] = {}
+        self.edit_listeners: list[Callable[[Edits], None]] = []
+        """Called with each change of the model's own layers, before ``listeners``."""
+        self.journal: list[Edits] | None = None
+        """The changes of the model's own layers that can be undone; None to keep none."""
+        self.version = 0
+        """Counts changes of structure."""
+        self._slots: dict[str, Slot] = {}
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for site in sites:
-            block_name = site.modules[0]
-            parent_name, _, attribute = block_name.rpartition(".")
-            self._places[site.name] = (model.get_submodule(parent_name), attribute)
-            kind = SeedSlot if site.pair is None else PairSlot
-            block = model.get_submodule(block_name)
-            self._slots[site.name] = kind(site, block, self.lives, model)
-        self.pairs = PairNetwork(
-            model, [slot for slot in self._slots.values() if isinstance(slot, PairSlot)]
-        )
-        """The slots on pairs of layers."""
+            self._slots[site.name] = self._make_slot(site)
 
-    def __getitem__(self, slot: str) -> SeedSlot:
+    def _make_slot(self, site: SlotSite) -> Slot:
+        if site.what == "units":
+            return UnitSlot(site, self.lives, self.model)
+        if site.what == "blocks":
+            return BlockSlot(site, self.lives, self.model)
+        parent_name, _, attribute = site.name.rpartition(".")
+        self._places[site.name] = (self.model.get_submodule(parent_name), attribute)
+        return SeedSlot(site, self.model.get_submodule(site.name), self.lives, self.model)
+
+    def __getitem__(self, slot: str) -> Slot:
         self.slot_config.slot_index(slot)
         return self._slots[slot]
 
@@ -113,13 +129,16 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{name}: {self.lives[name].stage.name.lower()}; {place_of(slot.site)}"
+            f"{name}: {self.lives[name].stage.name.lower()}; {describe_site(slot.site)}"
             for name, slot in self.items()
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no listeners.
-        return {**self.__dict__, "listeners": [], "action_listeners": []}
+        lists: dict[str, Any] = {
+            name: [] for name in ("listeners", "action_listeners", "edit_listeners")
+        }
+        return {**self.__dict__, **lists, "journal": None}
 
     @property
     def slot_config(self) -> SlotConfig:
@@ -153,10 +172,10 @@ class HostSlots(Mapping[str, SeedSlot]):
         )
 
     def start_wider(self, slot: str, blueprint: str) -> None:
-        """Add hidden units to a model that has not been trained, as if it had been built with them.
+        """Add to a model that has not been trained, as if it had been built with it.
 
-        The seed is committed at once, and may be followed by another. On a pair of layers, all
-        weights are then distributed like those of layers built this wide, so the model's output
+        What is added is committed at once, and may be followed by more. The weights of layers with
+        new units are distributed like those of layers built this wide, so the model's output
         changes.
         """
         if self[slot].stage == Stage.FOSSILIZED:
@@ -166,10 +185,12 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def commit_start(self, slot: str) -> None:
         """Commit a newly germinated seed of a model that has not been trained."""
-        self.lives.commit(slot, self)
-        if isinstance(place := self[slot], PairSlot):
+        if self[slot].stage != Stage.FOSSILIZED:
+            self.lives.commit(slot, self)
+        place = self[slot]
+        if isinstance(place, SurgerySlot):
             with seeded(draw_seed_number(self.seed, self.n_germinated - 1)):
-                place.draw_weights(is_start=True)
+                place.draw_as_built()
 
     def advance(self, slot: str) -> Outcome:
         """Advance a seed to its next stage: training, blending or holding."""
@@ -216,8 +237,7 @@ class HostSlots(Mapping[str, SeedSlot]):
         Raises:
             SlotError: If the seed is not newly germinated, or would change the model's output.
         """
-        place = self[slot]
-        problem = None if place.seed is None else place.find_start_problem()
+        problem = self[slot].find_start_problem() if self[slot].life.has_seed else None
         if problem is not None:
             raise SlotError(f"the seed in slot {slot!r} cannot be committed: {problem}.")
         self.lives.commit(slot, self)
@@ -242,7 +262,8 @@ class HostSlots(Mapping[str, SeedSlot]):
             IllegalActionError: If the state of the slots does not allow the action.
         """
         reshard(self.model)
-        if action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET) and self[action.slot].site.pair:
+        is_styled = action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET)
+        if is_styled and isinstance(self[action.slot], SurgerySlot):
             action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
         outcome = self.lives.apply(action, self)
         self.refresh()
@@ -279,42 +300,127 @@ class HostSlots(Mapping[str, SeedSlot]):
             yield
 
     def add_seed(self, slot: str, action: GrowthAction) -> None:
-        """Build the action's blueprint and insert the slot into the model."""
+        """Build the action's blueprint, beside a block or in the model's own layers."""
+        place = self[slot]
         with seeded(draw_seed_number(self.seed, self.n_germinated)):
-            self[slot].plant(action.blueprint, action.style)
+            if isinstance(place, SurgerySlot):
+                n_new = place.count_wanted(action.blueprint)
+                self._grow(place, n_new)
+                place.life.live_units = n_new
+            else:
+                place.plant(action.blueprint, action.style)
         self.n_germinated += 1
-        shard(self[slot].called_parts(), self.model)
-        self.place(slot, is_used=True)
-        self._notify(slot)
+        if isinstance(place, SeedSlot):
+            shard(place.called_parts(), self.model)
+            self.place(slot, is_used=True)
+            self._notify((slot,))
 
     def remove_seed(self, slot: str) -> None:
-        """Remove the seed, and take the slot out of the model if nothing else is in it."""
-        self[slot].clear()
-        self.place(slot, is_used=self[slot].is_in_use)
-        self._notify(slot)
+        """Take the seed out of the model, and the slot if nothing else is in it."""
+        place = self[slot]
+        if isinstance(place, SurgerySlot):
+            place.remove_scales()
+            self._operate(place, -place.life.live_units, place.shrink)
+            place.life.live_units = 0
+            return
+        place.clear()
+        self.place(slot, is_used=place.is_in_use)
+        self._notify((slot,))
 
     def restyle_seed(self, slot: str, style: BlendStyle) -> None:
         """Create the gate if the style needs one; remove it otherwise."""
-        self[slot].restyle(style)
-        shard(self[slot].called_parts(), self.model)
-        self._notify(slot)
+        place = self[slot]
+        if isinstance(place, SeedSlot):
+            place.restyle(style)
+            shard(place.called_parts(), self.model)
+            self._notify((slot,))
 
     def commit_seed(self, slot: str) -> None:
-        """Link the seed to neighbouring ones and notify listeners that it is part of the host."""
+        """Make a seed a permanent part of the model."""
         reshard(self.model)
-        is_linked = self[slot].connect()
-        if is_linked:
-            shard(self[slot].called_parts(), self.model)
-        self._notify(slot if is_linked else None)
+        place = self[slot]
+        if isinstance(place, SurgerySlot):
+            place.remove_scales()
+            place.settle()
+        self._notify()
 
     def absorb_seed(self, slot: str) -> int:
-        """Make a committed seed part of its block; return the hidden units that it added."""
-        n_units = self[slot].absorb()
-        self._notify(slot)
+        """Make a committed seed part of its block; return the units or blocks that it added."""
+        place = self[slot]
+        if isinstance(place, SurgerySlot):
+            return place.life.live_units
+        n_units = place.absorb()
+        self._notify((slot,))
         return n_units
 
+    def starts_blended(self, slot: str) -> bool:
+        """Return whether seeds of a slot skip isolated training, because they start at zero."""
+        return isinstance(self[slot], SurgerySlot)
+
+    def can_blend(self, slot: str) -> bool:
+        """Return whether a slot's seed can be scaled by alpha; others are committed at once."""
+        place = self[slot]
+        return isinstance(place, SeedSlot) or place.can_blend
+
+    def _grow(self, place: UnitSlot | BlockSlot, n_new: int) -> None:
+        self._operate(place, n_new, partial(place.grow, n_new=n_new))
+
+    def _operate(
+        self, place: UnitSlot | BlockSlot, n_new: int, change: Callable[[Edits], None]
+    ) -> None:
+        """Change the model's own layers, with all that follows them; or nothing at all."""
+        if find_mesh(self.model) is not None:
+            raise SlotError(
+                f"slot {place.name!r} cannot grow: the model is sharded, and new units or blocks "
+                "cannot join its shards; grow it before fully_shard, or use DistributedDataParallel."
+            )
+        place.require_unchanged()
+        edits = Edits(self.model)
+        try:
+            sizes = place.find_sizes(n_new) if has_configuration(self.model) else []
+            change(edits)
+            self._follow(edits, place)
+            if sizes:
+                follow_sizes(edits, sizes)
+            for listener in self.edit_listeners:
+                listener(edits)
+        except BaseException:
+            edits.undo()
+            raise
+        if self.journal is not None:
+            self.journal.append(edits)
+        self._notify((place.name,))
+
+    def _follow(self, edits: Edits, place: UnitSlot | BlockSlot) -> None:
+        """Let all slots know where their layers are now."""
+        for counts in edits.counts:
+            for other in self._slots.values():
+                if isinstance(other, UnitSlot):
+                    other.move(edits, counts)
+        for container, sources in edits.moves:
+            for other in self._slots.values():
+                if isinstance(other, SurgerySlot) and other is not place:
+                    other.follow_blocks(edits, container, sources)
+            parent = self.model.get_submodule(container)
+            for name, (owner, attribute) in list(self._places.items()):
+                if owner is parent:
+                    moved = renamed(attribute, "", sources)
+                    self._places[name] = owner, moved
+                    edits.on_undo(partial(self._places.__setitem__, name, (owner, attribute)))
+
+    def undo_to(self, n_kept: int) -> None:
+        """Undo the changes of the journal but the first ones, exactly."""
+        assert self.journal is not None, "the changes are kept"
+        if len(self.journal) > n_kept:
+            for place in self._slots.values():
+                if isinstance(place, SurgerySlot):
+                    place.remove_scales()
+            while len(self.journal) > n_kept:
+                self.journal.pop().undo()
+            self._notify(tuple(self))
+
     def is_full(self, slot: str) -> bool:
-        """Return whether a slot's block, with its seed, may not be widened any further."""
+        """Return whether a slot has all units or blocks that it may have."""
         return self[slot].is_full()
 
     def find_start_problem(self, slot: str) -> str | None:
@@ -326,64 +432,86 @@ class HostSlots(Mapping[str, SeedSlot]):
         return self[slot].explain_misfit(blueprint)
 
     def place(self, slot: str, *, is_used: bool) -> None:
-        """Put a slot into the model instead of its block or its pair's layers, or these back."""
+        """Put a slot into the model instead of its block, or the block back."""
         place = self[slot]
-        if isinstance(place, PairSlot):
-            self.pairs.place(place, is_used=is_used)
-            return
+        assert isinstance(place, SeedSlot), "the slot is beside a block"
         parent, attribute = self._places[slot]
         # The model's mode may have changed while the slot was out of it.
         place.training = place.block.training
         setattr(parent, attribute, place if is_used else place.block)
 
     def rebuild_seeds(self) -> None:
-        """Build the seeds that the slots' lives call for; their weights are loaded later."""
-        for name, life in self.lives.items():
-            if life.has_seed or life.fossils:
-                with seeded(0):
-                    self[name].rebuild()
-                shard(self[name].called_parts(), self.model)
-                self.place(name, is_used=True)
+        """Build what the slots' lives call for; weights are loaded later.
+
+        Blocks are copied first, so that units are added to all of them.
+        """
+        order = {BlockSlot: 0, UnitSlot: 1, SeedSlot: 2}
+        for name, place in sorted(self.items(), key=lambda pair: order[type(pair[1])]):
+            life = self.lives[name]
+            with seeded(0):
+                if isinstance(place, SurgerySlot):
+                    for n_new in [fossil.units for fossil in life.fossils]:
+                        self._grow(place, n_new)
+                    if life.has_seed and life.live_units:
+                        self._grow(place, life.live_units)
+                    continue
+                if life.has_seed or life.fossils:
+                    place.rebuild()
+                    shard(place.called_parts(), self.model)
+                    self.place(name, is_used=True)
         self._notify()
 
     def restore_slot(self, slot: str, state: SlotSnapshot) -> None:
-        """Restore an earlier state of a slot, with the modules that it held."""
+        """Restore an earlier state of a slot, with the modules that it held.
+
+        Changes of the model's own layers are undone by :meth:`undo_to`.
+        """
         self.lives.set_life(slot, replace(state.life))
         place = self[slot]
+        if isinstance(place, SurgerySlot):
+            self._notify()
+            return
         has_changed = place.seed is not state.seed or place.gate is not state.gate
         has_changed |= tuple(place.absorbed) != state.fossils
         place.seed, place.gate, place.form = state.seed, state.gate, state.form
         place.set_fossils(state.fossils)
         self.place(slot, is_used=place.is_in_use)
-        self._notify(slot if has_changed else None)
+        self._notify((slot,) if has_changed else ())
 
     def remove_all(self) -> None:
-        """Remove every seed, committed ones included, so that the model is as before growth."""
-        for name in reversed(list(self)):
-            self.restore_slot(name, SlotSnapshot(SlotLife(), None, None, SeedForm.SERIAL, ()))
+        """Remove everything that has grown beside blocks, and the hooks that blend units in."""
+        for name, place in reversed(list(self.items())):
+            if isinstance(place, SurgerySlot):
+                place.remove_scales()
+            else:
+                empty = SlotSnapshot(SlotLife(), None, None, SeedForm.SERIAL, ())
+                self.restore_slot(name, empty)
         self.n_germinated = 0
 
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
-        """Return the parameters of each uncommitted seed, by slot."""
+        """Return the parameters that are the uncommitted seed's alone, by slot."""
         return {
             name: slot.seed_parameters()
             for name, slot in self._slots.items()
-            if slot.seed is not None and slot.stage != Stage.FOSSILIZED
+            if slot.life.is_growing
         }
 
     def grown_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of all seeds and fossils."""
-        return [p for slot in self._slots.values() for p in slot.grown_parameters()]
+        """Return the parameters of everything that grew beside blocks."""
+        return [p for slot in self._beside() for p in slot.grown_parameters()]
 
     def grown_buffers(self) -> list[Tensor]:
-        """Return the buffers of all seeds and fossils."""
+        """Return the buffers of everything that grew beside blocks."""
         parts = [
             part
-            for slot in self._slots.values()
+            for slot in self._beside()
             for part in (slot.seed, slot.gate, slot.fossils)
             if part is not None
         ]
         return [buffer for part in parts for buffer in part.buffers()]
+
+    def _beside(self) -> list[SeedSlot]:
+        return [slot for slot in self._slots.values() if isinstance(slot, SeedSlot)]
 
     def require_free_blocks(self) -> None:
         """Reject slots that are sharded together with their block, which has to run without them.
@@ -406,14 +534,14 @@ class HostSlots(Mapping[str, SeedSlot]):
 
     def refresh(self) -> None:
         """Tell what runs the model, such as a compiled graph, that lives may have changed."""
-        self.pairs.refresh()
         for slot in self._slots.values():
             slot.refresh()
 
-    def _notify(self, changed: str | None = None) -> None:
-        """Tell everybody that parameters may have changed, and which slot's modules did."""
+    def _notify(self, changed: Iterable[str] = ()) -> None:
+        """Tell everybody that parameters may have changed, and which slots' modules did."""
+        self.version += 1
         self.refresh()
-        for place in () if changed is None else self[changed].site.modules:
+        for place in {place for name in changed for place in self[name].site.modules}:
             forget_graphs(self.model, place)
         self.hide_from_ddp((*self.grown_parameters(), *self.grown_buffers()))
         for listener in self.listeners:
@@ -435,11 +563,25 @@ class HostSlots(Mapping[str, SeedSlot]):
             self.model.__dict__.pop(DDP_IGNORES, None)
 
 
-def place_of(site: SlotSite) -> str:
-    """Return where the seeds of a slot grow, in words."""
-    if site.can_widen:
-        return WITHIN
-    return BEHIND if site.is_for_depth else BESIDE
+def describe_site(site: SlotSite) -> str:
+    """Return what grows in a slot, in words."""
+    match site.what:
+        case "units":
+            assert site.group is not None
+            places = len(site.group.places)
+            what = "units" if site.group.heads is None else "heads"
+            return f"{site.size:,} {what}" + (f" in each of {places} places" if places > 1 else "")
+        case "blocks":
+            return f"{site.size:,} blocks"
+        case "module":
+            return "modules beside the block"
+
+
+def slot_size(slot: Slot) -> SlotSize:
+    """Return the present size of a slot."""
+    if isinstance(slot, SeedSlot):
+        return SlotSize(kind=slot.site.kind, hidden=0, unit_parameters=0)
+    return SlotSize(kind=slot.site.kind, hidden=slot.size, unit_parameters=slot.count_next())
 
 
 def slot_config_for(sites: list[SlotSite], seed_limit: int | None) -> SlotConfig:
@@ -483,7 +625,10 @@ def own_slots(model: nn.Module) -> HostSlots | None:
 
 
 def remove_slots(model: nn.Module) -> None:
-    """Remove the slots of a model and all that has grown in them; do nothing if it has none."""
+    """Remove the slots of a model and what grows beside blocks; do nothing if it has none.
+
+    Units and blocks that were added stay; they are the model's own.
+    """
     found = own_slots(model)
     if found is not None:
         found.remove_all()

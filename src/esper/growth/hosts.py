@@ -1,4 +1,4 @@
-"""The built-in hosts: small networks with slots around their blocks.
+"""The built-in hosts: small networks with slots where they can grow.
 
 The same configuration and seed always give the same weights.
 """
@@ -6,7 +6,7 @@ The same configuration and seed always give the same weights.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -21,11 +21,9 @@ from esper.config.growth import (
     MLPHostConfig,
 )
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
-from esper.errors import ConfigError
 from esper.growth.blueprints.seeds import CausalAttention
-from esper.growth.host_slots import slots
 from esper.growth.modules import seeded
-from esper.growth.placement import add_slots, attach_slots
+from esper.growth.placement import SurgerySites, attach_slots, module_site, overlap
 from esper.growth.sites import ACTIVATIONS, SlotSite
 
 
@@ -35,34 +33,26 @@ def make_host(
     seed: int = 0,
     growth_config: GrowthConfig | None = None,
     seed_limit: int | None = None,
-    design: HostConfig | None = None,
+    has_modules: bool = True,
 ) -> nn.Module:
-    """Return a host with slots around its blocks.
+    """Return a host with slots where it can grow: in its own layers, and beside its blocks.
 
     Args:
         config: Sizes of the host.
         seed: Determines the weights of the host and of its seeds.
-        growth_config: Minimum number of epochs a seed spends in each stage.
+        growth_config: How seeds start, and the minimum number of epochs in each stage.
         seed_limit: Maximum number of live seeds; None for no limit.
-        design: Sizes whose slot sites this host uses, so that its seeds are as large as those of
-            a host of that design. May differ from ``config`` only in ``hidden``.
+        has_modules: Whether there are slots beside blocks, too.
 
     Raises:
-        ConfigError: If ``design`` differs from ``config`` in anything but ``hidden``, or the
-            weights do not fit into memory.
+        ConfigError: If the weights do not fit into memory.
 
     Examples:
         >>> host = esper.make_host(esper.MLPHostConfig(n_blocks=2), seed=3)
         >>> list(esper.slots(host))
-        ['blocks.0', 'blocks.1']
+        ['blocks.*.first>second', 'blocks.*', 'blocks.0', 'blocks.1']
     """
-    design = design or config
-    if type(config) is not type(design) or replace(config, hidden=design.hidden) != design:
-        raise ConfigError(
-            f"a host with {config} cannot use the slots of design {design}; they may differ only "
-            "in hidden."
-        )
-    sites = list(host_sites(design))
+    sites = list(host_sites(config, has_modules=has_modules))
     host = build_host(config, seed=seed)
     attach_slots(host, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed)
     return host
@@ -108,25 +98,20 @@ def _count_matrix_weights(config: HostConfig) -> int:
 
 
 @lru_cache(maxsize=512)
-def host_sites(config: HostConfig) -> tuple[SlotSite, ...]:
+def host_sites(config: HostConfig, *, has_modules: bool = True) -> tuple[SlotSite, ...]:
     """Return the sites of a host's slots, found by a dry run once per configuration.
 
     Raises:
         ConfigError: If the weights of the host do not fit into memory.
     """
     require_memory(BYTES_PER_WEIGHT * _count_matrix_weights(config), **asdict(config))
-    host = add_slots(build_host(config), slot_names(config), sample_input(config))
-    return tuple(slots(host).sites)
-
-
-def slot_names(config: HostConfig) -> list[str]:
-    """Return the names of a host's slots."""
-    blocks = [f"blocks.{index}" for index in range(config.n_blocks)]
-    if isinstance(config, GPTHostConfig):
-        return [name for block in blocks for name in (f"{block}.mlp", block)]
-    if isinstance(config, MLPHostConfig) and config.has_norm:
-        return [f"{block}.body" for block in blocks]
-    return blocks
+    host, sample = build_host(config), sample_input(config)
+    sites = SurgerySites(host, sample).find_all()
+    # Units of the residual stream would change the size of what modules beside a block read.
+    blocks = [f"blocks.{index}" for index in range(config.n_blocks)] if has_modules else []
+    beside = [module_site(host, name, sample) for name in blocks]
+    own = [site for site in sites if not any(overlap(site, other) for other in beside)]
+    return (*own, *beside)
 
 
 def sample_input(config: HostConfig, n_samples: int = 2) -> Tensor:

@@ -14,6 +14,9 @@ from torch.optim import LBFGS, Optimizer
 from esper.config.checks import PositiveFloat, check
 from esper.errors import SlotError
 from esper.growth.host_slots import slots
+from esper.growth.seed_slot import SeedSlot
+from esper.growth.surgery.carrying import carry_optimizers
+from esper.growth.surgery.edits import Edits
 
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 """Entries of a parameter group that hold learning rates, including those set by schedulers."""
@@ -66,14 +69,17 @@ class _Group:
 class OptimizerKeeper:
     """Automatically keeps ``torch.optim`` optimizers in sync with a model's slots.
 
-    When a seed germinates, each of its parameters joins a group of the block that it grows on: the
+    When the model's own layers grow, their new parameters take the places of the old ones, with
+    their state; new entries have none. A copy of a block joins the groups of the parameters that it
+    copies.
+
+    When a module germinates beside a block, each of its parameters joins a group of the block: the
     group of the block's parameters of the same kind (matrix, bias or norm), so that settings such
     as weight decay stay with the kind. If the block has none of the kind, the group is the one
-    where most of the model's other parameters of that kind are. A copy of a block joins the groups
-    of the parameters that it copies. If seeds have their own learning rate, they join a second
-    group with otherwise the same settings. When a seed is pruned, its parameters and their
-    optimizer state are removed. When it is fossilized, they move to the block's groups and keep
-    their state. Other parameters are never touched.
+    where most of the model's other parameters of that kind are. If seeds have their own learning
+    rate, they join a second group with otherwise the same settings. When a seed is pruned, its
+    parameters and their optimizer state are removed. When it is fossilized, they move to the
+    block's groups and keep their state. Other parameters are never touched.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -81,10 +87,9 @@ class OptimizerKeeper:
         >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         >>> keeper = esper.OptimizerKeeper(model, optimizer)
-        >>> before = sum(len(group["params"]) for group in optimizer.param_groups)
-        >>> outcome = esper.slots(model).germinate("0>2", "widen_small")
-        >>> sum(len(group["params"]) for group in optimizer.param_groups) > before
-        True
+        >>> outcome = esper.slots(model).germinate("0>2", "widen_large")
+        >>> [list(p.shape) for p in optimizer.param_groups[0]["params"]]
+        [[16, 4], [16], [3, 16], [3]]
     """
 
     def __init__(
@@ -115,28 +120,32 @@ class OptimizerKeeper:
         """The group of uncommitted seeds for each group of the host."""
         if seed_lr_factor != 1.0:
             self._seed_groups = self._add_seed_groups(seed_lr_factor)
-        self._joined: dict[str, list[nn.Parameter]] = {name: [] for name in self.slots}
+        self._beside = {n: slot for n, slot in self.slots.items() if isinstance(slot, SeedSlot)}
+        self._joined: dict[str, list[nn.Parameter]] = {name: [] for name in self._beside}
         self.sync()
         self.slots.listeners.append(self.sync)
+        self.slots.edit_listeners.append(self._carry)
 
     def sync(self) -> None:
         """Add new parameters and drop removed ones; called whenever the slots change."""
-        growing = self.slots.growing_parameters()
         names = {id(p): name for name, p in self.slots.model.named_parameters()}
-        for name, slot in self.slots.items():
+        for name, slot in self._beside.items():
             wanted = slot.grown_parameters()
             kept = {id(parameter) for parameter in wanted}
             for parameter in self._joined[name]:
                 if id(parameter) not in kept:
                     self._remove(parameter)
-            uncommitted = {id(parameter) for parameter in growing.get(name, ())}
-            for home, parameters in slot.parameter_homes() if wanted else ():
-                for parameter in parameters:
-                    groups = (
-                        self._seed_groups if id(parameter) in uncommitted else self._host_groups
-                    )
-                    self._move_to_group(parameter, groups[self._home_of(parameter, home, names)])
+            own = slot.seed_parameters() if slot.life.is_growing else []
+            uncommitted = {id(parameter) for parameter in own}
+            home = list(slot.block.parameters()) if wanted else []
+            for parameter in wanted:
+                is_seed = id(parameter) in uncommitted
+                groups = self._seed_groups if is_seed else self._host_groups
+                self._move_to_group(parameter, groups[self._home_of(parameter, home, names)])
             self._joined[name] = wanted
+
+    def _carry(self, edits: Edits) -> None:
+        carry_optimizers(edits, self.optimizers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizers' state, keyed by parameter name.
@@ -209,7 +218,7 @@ class OptimizerKeeper:
         for index in able:
             if any(id(member) in wanted for member in self._host_groups[index].members):
                 return index
-        grown = {id(p) for slot in self.slots.values() for p in slot.grown_parameters()}
+        grown = {id(p) for p in self.slots.grown_parameters()}
         counts = [
             sum(
                 ParameterKind.of(names.get(id(p), ""), p) is kind

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, cast
 
@@ -15,29 +14,33 @@ from esper.config.checks import check
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError, did_you_mean, summarize_error, type_of
 from esper.formatting import html_lines, html_table, many
-from esper.growth.block_paths import find_path
-from esper.growth.blueprints import blueprint_names, find_blueprint, fitting_blueprints
 from esper.growth.dry_run import Call, SampleInput, count_inference_calls, record_calls, tensors_in
-from esper.growth.footprint import count_flops
 from esper.growth.host_slots import (
     ATTRIBUTE,
-    BESIDE,
-    WITHIN,
     HostSlots,
+    describe_site,
     own_slots,
     slots,
     unwrapped,
 )
-from esper.growth.modules import count_parameters, module_names, named_modules, unchanged_buffers
-from esper.growth.pairs import PairFinder, is_pair_name
-from esper.growth.residual_blocks import BlockCall, add_identities, record_blocks, try_entries
+from esper.growth.modules import count_parameters, module_names, named_modules
 from esper.growth.sharding import require_one_mesh_axis, require_whole
-from esper.growth.shares import Share, ShareTable
 from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
-from esper.modes import evaluation_mode
+from esper.growth.surgery.blocks import find_block_lists, outer_lists
+from esper.growth.surgery.places import (
+    MAX_READERS,
+    MAX_WRITERS,
+    STAR,
+    BlockList,
+    Group,
+    Place,
+    group_places,
+    layers_name,
+)
+from esper.growth.surgery.tracing import PlaceFinder
 
-STACK_SHARE = 0.8
-"""Share of a block's parameters in proposed blocks of one kind, above which it is a stack."""
+PAIR = ">"
+"""Stands between the layers that write units and those that read them, in names."""
 
 
 def add_slots(
@@ -49,19 +52,20 @@ def add_slots(
     seed_limit: int | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Put a slot around each named submodule or pair of layers, in place, and return the model.
+    """Add slots to a model where it may grow, in place, and return the model.
 
-    The model is run a few times in evaluation mode with hooks, with and without gradients, to see
-    what each block reads and returns. Its parameters, buffers and outputs do not change.
+    The model is run a few times in evaluation mode with hooks, to see which layers read the units
+    of which others, and what each block reads and returns. Its parameters, buffers and outputs do
+    not change.
 
     Args:
         model: Any module.
-        at: Names of submodules, as in ``model.named_modules()``, and of pairs of layers:
-            ``"producer>consumer"``, with ``+`` between several consumers of the same units. Seeds
-            on a single layer grow beside it; name its pair to widen the layer itself.
+        at: Names of groups of units (``"layers.*.mlp"``, ``"0>2"``), of lists of blocks
+            (``"layers.*"``), and of submodules that modules may grow beside (``"layers.0"``), as
+            :func:`esper.find_slots` lists them.
         sample_input: Input for the model: a tensor, a tuple of arguments or a mapping of keyword
             arguments. Preferably a batch of at least two samples.
-        growth_config: Minimum number of epochs a seed spends in each stage.
+        growth_config: How seeds start, and the minimum number of epochs in each stage.
         seed_limit: Maximum number of live seeds; None for no limit.
         seed: Random seed for the weights of new seeds.
 
@@ -73,9 +77,9 @@ def add_slots(
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> x = torch.randn(32, 4)
         >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
-        >>> outcome = esper.slots(model).germinate("0>2", "widen_small")
-        >>> esper.slots(model)["0>2"].life.stage.name
-        'GERMINATED'
+        >>> outcome = esper.slots(model).germinate("0>2", "widen_large")
+        >>> model[0].out_features, model[2].in_features
+        (16, 16)
     """
     check("growth_config", growth_config, GrowthConfig | None)
     require_growable(model)
@@ -86,28 +90,22 @@ def add_slots(
         raise SlotError(
             f"{type(model).__name__} already has slots ({present}); add all slots in one call."
         )
-    names = _require_names(model, at)
-    blocks = {name: model.get_submodule(name) for name in names if not is_pair_name(name)}
+    names = _require_names(at)
     _require_runs(model, sample_input)
-    found: dict[str, SlotSite] = {}
-    if pairs := [name for name in names if name not in blocks]:
-        finder = PairFinder(model, sample_input)
-        found = {name: finder.site_of(finder.require(name), name) for name in pairs}
-    calls = record_calls(model, blocks, sample_input)
-    counts = count_inference_calls(model, blocks, sample_input)
-    for name, block in blocks.items():
-        problem = _find_problem(model, name, block, calls[name], counts[name])
-        if problem is not None:
-            raise SlotError(f"{name!r} cannot have a slot: {problem}")
-        found[name] = site_of(name, block, calls[name][0])
-    sites = add_identities(model, [found[name] for name in blocks], sample_input)
-    found |= {site.name: site for site in try_entries(model, sites, sample_input)}
-    sites = [found[name] for name in names]
+    found = {n: module for n, module in named_modules(model).items() if n and n in names}
+    surgery = SurgerySites(model, sample_input) if len(found) < len(names) else None
+    sites: list[SlotSite] = []
+    for name in names:
+        if name in found:
+            sites.append(module_site(model, name, sample_input))
+        else:
+            assert surgery is not None, "there are names of no module"
+            sites.append(surgery.require(name))
     _require_apart(sites)
     host_slots = attach_slots(
         model, sites, growth_config=growth_config, seed_limit=seed_limit, seed=seed
     )
-    for name in blocks:
+    for name in found:
         problem = _find_insertion_problem(model, host_slots, name, sample_input)
         if problem is not None:
             delattr(model, ATTRIBUTE)
@@ -115,27 +113,111 @@ def add_slots(
     return model_given
 
 
+class SurgerySites:
+    """The groups of units and lists of blocks of a model, found by running it."""
+
+    def __init__(self, model: nn.Module, sample_input: SampleInput) -> None:
+        self._model = model
+        finder = PlaceFinder(model, sample_input)
+        self._problems = finder.problems
+        self._groups = group_places(model, finder.find_all())
+        self._kinds = finder.output_kinds()
+        self._lists = outer_lists(find_block_lists(model, sample_input, self._problems))
+
+    def find_all(self) -> list[SlotSite]:
+        """Return all of them, groups first."""
+        found: dict[str, SlotSite] = {}
+        for group in self._groups:
+            site = self._site_of(group)
+            if site.name in found:  # groups of different sizes may look alike
+                site = replace(site, name=_name_of(Group("", group.places[:1])))
+            found.setdefault(site.name, site)
+        for blocks in self._lists:
+            site = SlotSite(name=blocks.name, kind=self._kind_of(blocks), blocks=blocks)
+            found.setdefault(site.name, site)
+        return list(found.values())
+
+    def require(self, name: str) -> SlotSite:
+        """Return the group, a place of a group, or the list of a name.
+
+        Raises:
+            SlotError: If there is none.
+        """
+        sites = self.find_all()
+        single = [
+            self._site_of(Group(place.name, (place,)))
+            for group in self._groups
+            for place in group.places
+        ]
+        for site in (*sites, *single):
+            if site.name == name:
+                return site
+        known = [site.name for site in sites]
+        why = self._problems.get(name) or self._problems.get(name.partition(PAIR)[0])
+        if why:
+            raise SlotError(f"{name!r} cannot have a slot: {why}")
+        modules = [each for each, _ in module_names(self._model) if each]
+        top = [each for each in modules if "." not in each]
+        hint = did_you_mean(name, [*known, *modules])
+        places = f" What can grow: {', '.join(known)}." if known else ""
+        raise SlotError(
+            f"{type(self._model).__name__} has no submodule, group of units or list of blocks "
+            f"{name!r}.{hint or places or f' Its top-level submodules are {top}.'}"
+        )
+
+    def _site_of(self, group: Group) -> SlotSite:
+        first = group.places[0]
+        return SlotSite(name=_name_of(group), kind=self._kinds[first.writers[0]], group=group)
+
+    def _kind_of(self, blocks: BlockList) -> TensorKind:
+        inside = [k for n, k in self._kinds.items() if n.startswith(f"{blocks.container}.")]
+        return max(inside, key=inside.count, default=TensorKind.VECTOR)
+
+
+def _name_of(group: Group) -> str:
+    """Return the name of a slot on a group: that of the group, or else of the layers."""
+    if len(group.places) > 1 or PAIR in group.name:
+        return group.name
+    place = group.places[0]
+    if len(place.writers) > MAX_WRITERS or len(place.readers) > MAX_READERS:
+        return f"{place.writers[0]}{PAIR}{STAR}"
+    return layers_name(place)
+
+
 def overlap(first: SlotSite, second: SlotSite) -> bool:
     """Return whether two sites cannot both have a slot.
 
-    A seed on a block expects the tensors that the block reads and returns to keep their size, so
-    no units of a pair may enter or leave it. A producer has one slot.
+    A module beside a block expects the tensors that the block reads and returns to keep their size,
+    so no units may enter or leave it. The same units have one slot.
     """
-    pair, other = first.pair, second.pair
-    if pair is not None and other is not None:
-        return pair.producer.name == other.producer.name
-    if pair is None and other is None:
-        return False
-    pair, block = (pair, second) if pair is not None else (other, first)
-    assert pair is not None
-    return block.name in pair.crossed
+    if first.group is not None and second.group is not None:
+        tensors = [
+            {
+                (each.tensor, each.axis, each.start)
+                for place in group.places
+                for each in place.entries
+            }
+            for group in (first.group, second.group)
+        ]
+        return bool(tensors[0] & tensors[1])
+    if second.group is not None:
+        first, second = second, first
+    if first.group is None or second.what != "module":
+        return first.what == second.what == "blocks" and first.modules == second.modules
+    return any(_crosses(place, second.name) for place in first.group.places)
+
+
+def _crosses(place: Place, block: str) -> bool:
+    """Return whether units enter or leave a block."""
+    inside = [layer == block or layer.startswith(f"{block}.") for layer in place.layers]
+    return any(inside) and (not all(inside) or block in place.layers)
 
 
 def _require_apart(sites: list[SlotSite]) -> None:
     for first, second in combinations(sites, 2):
         if overlap(first, second):
             raise SlotError(
-                f"{first.name!r} and {second.name!r} cannot both have a slot: new units of a pair "
+                f"{first.name!r} and {second.name!r} cannot both have a slot: new units of one "
                 "would change the size of what the other reads or returns. Keep one of them."
             )
 
@@ -164,7 +246,8 @@ def _find_insertion_problem(
     before = record_calls(model, root, sample_input)[""][0].output
     host_slots.place(name, is_used=True)
     try:
-        calls = record_calls(model, {**root, name: host_slots[name]}, sample_input)
+        place = cast(nn.Module, host_slots[name])
+        calls = record_calls(model, {**root, name: place}, sample_input)
     except Exception as error:
         return f"the model fails with a slot in place of the block ({summarize_error(error)})"
     finally:
@@ -253,57 +336,67 @@ def _require_runs(model: nn.Module, sample_input: SampleInput) -> None:
         raise SlotError(f"{type(model).__name__} returns a sparse tensor; return a dense one.")
 
 
-def usable_sites(model: nn.Module, sample_input: SampleInput) -> list[SlotSite]:
-    """Return every site in a model that can have a slot, in module order."""
-    _require_runs(model, sample_input)
-    blocks = {name: module for name, module in named_modules(model).items() if name}
+def module_site(model: nn.Module, name: str, sample_input: SampleInput) -> SlotSite:
+    """Return the site beside a block.
+
+    Raises:
+        SlotError: If nothing can grow there.
+    """
+    block = model.get_submodule(name)
+    calls = record_calls(model, {name: block}, sample_input)[name]
+    counts = count_inference_calls(model, {name: block}, sample_input)
+    problem = _find_problem(model, name, block, calls, counts[name])
+    if problem is not None:
+        raise SlotError(f"{name!r} cannot have a slot: {problem}")
+    return site_of(name, calls[0])
+
+
+def module_sites(model: nn.Module, sample_input: SampleInput) -> list[SlotSite]:
+    """Return the blocks of a model that modules can grow beside, in module order.
+
+    A block is a module with submodules and parameters. If no such one is usable, layers with
+    parameters are returned.
+    """
+    blocks = {
+        name: module
+        for name, module in named_modules(model).items()
+        if name and any(True for _ in module.parameters())
+    }
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
     sites = [
-        site_of(name, block, calls[name][0])
+        site_of(name, calls[name][0])
         for name, block in blocks.items()
         if _find_problem(model, name, block, calls[name], counts[name]) is None
     ]
-    return add_identities(model, sites, sample_input)
+    return [site for site in sites if any(blocks[site.name].children())] or sites
 
 
-def site_of(name: str, block: nn.Module, call: Call) -> SlotSite:
-    """Return the site of a block, given one of its calls."""
+def site_of(name: str, call: Call) -> SlotSite:
+    """Return the site beside a block, given one of its calls."""
     kind = kind_of(call.output)
     assert kind is not None, "the block's output has no tensor kind"
     output_shape = tuple(call.output.shape)
     key, reason = _find_input(call, kind, output_shape)
     if key is None:
         return SlotSite(name=name, kind=kind, output_shape=output_shape, why_no_parallel=reason)
-    x = call.tensors()[key]
+    shape = tuple(call.tensors()[key].shape)
     return SlotSite(
-        name=name,
-        kind=kind,
-        output_shape=output_shape,
-        input_shape=tuple(x.shape),
-        input_key=key,
-        path=find_path(block, call, x),
+        name=name, kind=kind, output_shape=output_shape, input_shape=shape, input_key=key
     )
 
 
-def _require_names(model: nn.Module, at: Sequence[str]) -> list[str]:
+def _require_names(at: Sequence[str]) -> list[str]:
     if not isinstance(at, Sequence):
         raise SlotError(f"at is {at!r}; it must be a list of names.")
     if isinstance(at, str):
         raise SlotError(f"at is {at!r}; it must be a list of names, such as [{at!r}].")
-    known = [name for name, _ in module_names(model) if name]
     names = list(at)
     if not names:
-        raise SlotError(
-            "at is empty; name at least one submodule (esper.find_slots suggests some)."
-        )
+        raise SlotError("at is empty; name at least one place (esper.find_slots lists them).")
     for name in names:
         if names.count(name) > 1:
-            raise SlotError(f"at contains {name!r} twice; a block has one slot.")
-        if name not in known and not is_pair_name(name):
-            top = [name for name in known if "." not in name]
-            hint = did_you_mean(name, known) or f" Its top-level submodules are {', '.join(top)}."
-            raise SlotError(f"{type(model).__name__} has no submodule {name!r}.{hint}")
+            raise SlotError(f"at contains {name!r} twice; a place has one slot.")
     return names
 
 
@@ -363,208 +456,76 @@ def _do_axes_fit(shape: tuple[int, ...], output_shape: tuple[int, ...], kind: Te
 
 
 @dataclass(frozen=True)
-class SeedCost:
-    """The cost of one blueprint's seed at a site."""
-
-    parameters: int
-    flops: int
-    """FLOPs of one forward pass of one sample."""
-
-
-class ProposalKind(IntEnum):
-    """How good a place for growth is, before its share of the model counts; best first."""
-
-    WIDTH = 0
-    """New hidden units are merged into the model's own layers."""
-    BLOCK = 1
-    """Seeds grow beside the block."""
-    STACK = 2
-    """The block holds several proposed blocks of one kind."""
-
-
-_REASONS = {
-    ProposalKind.WIDTH: WITHIN,
-    ProposalKind.BLOCK: f"widening cannot be merged, so {BESIDE}",
-    ProposalKind.STACK: "the block holds other proposed blocks, which are better places",
-}
-
-
-@dataclass(frozen=True)
 class SlotProposal:
-    """A site where a model can have a slot."""
+    """A place where a model can have a slot."""
 
     site: SlotSite
-    costs: dict[str, SeedCost]
-    """Cost of each blueprint that fits, by name."""
-    share: Share = field(default_factory=Share)
-    """The part of the model that the block, or the layers of the pair, are."""
-    place: ProposalKind = ProposalKind.BLOCK
-    rank: int = 0
-    """1 for the best place. Places where width can grow come first, then others, each by the mean
-    of their shares."""
+    parameters: int
+    """Parameters of the layers, the blocks or the block that it is about."""
 
     @property
     def name(self) -> str:
         """The name to pass to :func:`esper.add_slots`."""
         return self.site.name
 
-    @property
-    def kind(self) -> TensorKind:
-        """The kind of the block's output."""
-        return self.site.kind
-
-    @property
-    def width(self) -> int:
-        """Channels or features of the block's output."""
-        return self.site.width
-
-    @property
-    def can_widen(self) -> bool:
-        """Whether a widening seed can be merged into the model's own layers."""
-        return self.site.can_widen
-
     def __repr__(self) -> str:
-        return f"SlotProposal({_row_text(_cells(self))})"
+        return f"SlotProposal({', '.join(_cells(self))})"
 
     def __str__(self) -> str:
-        merged = "can" if self.can_widen else "cannot"
-        lines = [f"{self.name}: {self.kind.value}, width {self.width}; widening {merged} be merged"]
-        lines += [f"  rank {self.rank}: {_REASONS[self.place]}; {self.share}"]
-        lines += [
-            f"  {name:<16}{cost.parameters:>12,} parameters {cost.flops:>14,} FLOPs/sample"
-            for name, cost in self.costs.items()
-        ]
-        return "\n".join(lines)
+        name, what, parameters = _cells(self)
+        return f"{name}: {what}; {parameters} parameters"
 
 
 class SlotProposals(tuple[SlotProposal, ...]):
-    """Proposed sites, in module order; printing them gives a table."""
+    """Proposed places: groups of units, lists of blocks, blocks; printing them gives a table."""
 
     @property
     def names(self) -> list[str]:
-        """The names of the sites."""
+        """The names of the places."""
         return [proposal.name for proposal in self]
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self)) or "no block of this model can have a slot"
+        if not self:
+            return "nothing of this model can grow"
+        rows = [("slot", "what grows", "parameters"), *map(_cells, self)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            f"{name:<{widths[0]}}  {what:<{widths[1]}}  {n:>{widths[2]}}" for name, what, n in rows
+        )
 
     def __repr__(self) -> str:
-        lines = [_row_text(_cells(proposal)) for proposal in self]
-        return "\n".join([f"SlotProposals of {many(len(self), 'place')}", *lines])
+        return f"SlotProposals of {many(len(self), 'place')}\n{self}"
 
     def _repr_html_(self) -> str:
         if not self:
             return html_lines([str(self)])
-        headers = ("slot", "kind", "place", "seeds that fit", "rank", "width", "new parameters")
-        return html_table(headers, map(_cells, self), n_left=4)
+        return html_table(("slot", "what grows", "parameters"), map(_cells, self), n_left=2)
 
 
-def _row_text(cells: tuple[str, ...]) -> str:
-    name, kind, _, _, rank, width, parameters = cells
-    return f"{name}: rank {rank}, {kind}, width {width}, {parameters} new parameters"
-
-
-def _cells(proposal: SlotProposal) -> tuple[str, ...]:
-    sizes = [cost.parameters for cost in proposal.costs.values()]
-    minimum, maximum = min(sizes, default=0), max(sizes, default=0)
-    return (
-        proposal.name,
-        proposal.kind.value,
-        _REASONS[proposal.place],
-        ", ".join(proposal.costs),
-        str(proposal.rank),
-        f"{proposal.width:,}",
-        f"{minimum:,} to {maximum:,}" if minimum < maximum else f"{maximum:,}",
-    )
+def _cells(proposal: SlotProposal) -> tuple[str, str, str]:
+    return proposal.name, describe_site(proposal.site), f"{proposal.parameters:,}"
 
 
 def find_slots(model: nn.Module, sample_input: SampleInput) -> SlotProposals:
-    """Propose sites for slots: blocks and pairs of layers of a model.
+    """Return the places where a model can grow.
 
-    A block is a module with submodules and parameters. If the model has no usable block, its layers
-    with parameters are proposed. A pair is a layer and those that read its units. The model is run
+    Groups of hidden units that can become more come first, then lists of blocks that can become
+    longer, then blocks that modules can grow beside. What repeats is one place. The model is run
     with hooks and does not change.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> proposals = esper.find_slots(model, torch.randn(2, 4))
-        >>> [site.name for site in proposals]
-        ['0', '0>2', '2']
+        >>> proposals.names
+        ['0>2', '0', '2']
     """
     require_growable(model)
-    modules = named_modules(model)
-    sites = [
-        site
-        for site in usable_sites(model, sample_input)
-        if any(True for _ in modules[site.name].parameters())
-    ]
-    blocks = [site for site in sites if any(modules[site.name].children())]
-    finder = PairFinder(model, sample_input)
-    pairs = [finder.site_of(pair) for pair in finder.find_all().values()]
-    order = {name: index for index, name in enumerate(modules)}
-    found = sorted([*(blocks or sites), *pairs], key=lambda site: order[site.modules[0]])
-    residual = {site.name: modules[site.name] for site in found if site.identity is not None}
-    calls = record_blocks(model, residual, sample_input)
-    table = ShareTable(model, sample_input)
-    proposals = [
-        SlotProposal(
-            site,
-            seed_costs(site, modules[site.modules[0]], calls.get(site.name)),
-            table.share(site.modules),
-            _kind_of(site, found, modules),
-        )
-        for site in found
-    ]
-    best = sorted(proposals, key=lambda each: (each.place, -each.share.score))
-    return SlotProposals(replace(each, rank=best.index(each) + 1) for each in proposals)
+    model = unwrapped(model)
+    _require_runs(model, sample_input)
+    sites = [*SurgerySites(model, sample_input).find_all(), *module_sites(model, sample_input)]
+    return SlotProposals(SlotProposal(site, _count(model, site)) for site in sites)
 
 
-def _kind_of(
-    site: SlotSite, sites: list[SlotSite], modules: Mapping[str, nn.Module]
-) -> ProposalKind:
-    if site.can_widen:
-        return ProposalKind.WIDTH
-    inside = [
-        modules[other.name]
-        for other in sites
-        if other.pair is None and other.name.startswith(f"{site.name}.")
-    ]
-    total = count_parameters(modules[site.name])
-    for kind in {type(module) for module in inside}:
-        alike = [module for module in inside if type(module) is kind]
-        share = sum(map(count_parameters, alike)) / total
-        is_container = len(alike) > 1 or isinstance(modules[site.name], nn.Sequential)
-        if is_container and share > STACK_SHARE:
-            return ProposalKind.STACK
-    return ProposalKind.BLOCK
-
-
-def seed_costs(
-    site: SlotSite, block: nn.Module, call: BlockCall | str | None = None
-) -> dict[str, SeedCost]:
-    """Return the cost of each blueprint that fits a site.
-
-    A call of the block serves to count the FLOPs of its copies.
-    """
-    costs: dict[str, SeedCost] = {}
-    for name in fitting_blueprints(site, blueprint_names()):
-        recipe = find_blueprint(name)
-        if recipe.copies_block:
-            if isinstance(call, BlockCall):
-                costs[name] = SeedCost(count_parameters(block), _block_flops(block, call, site))
-            continue
-        with torch.random.fork_rng(devices=[]):
-            seed = recipe.build_seed(site).eval()
-        x = torch.zeros((1, *recipe.form.input_shape(site)[1:]))
-        flops = count_flops(lambda seed=seed, x=x: seed(x))
-        costs[name] = SeedCost(count_parameters(seed), flops)
-    return costs
-
-
-def _block_flops(block: nn.Module, call: BlockCall, site: SlotSite) -> int:
-    """Return the FLOPs of a residual block for one sample."""
-    assert site.input_key is not None
-    key = site.input_key
-    # With gradients, because the counter does not see fused operations without them.
-    with evaluation_mode(block), torch.enable_grad(), unchanged_buffers(block):
-        return count_flops(lambda: call.run(block, key, call.output)) // len(call.output)
+def _count(model: nn.Module, site: SlotSite) -> int:
+    parts = [model.get_submodule(name) for name in dict.fromkeys(site.modules)]
+    return sum(map(count_parameters, parts))

@@ -10,26 +10,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from esper.errors import summarize_error
-from esper.growth.block_paths import is_immutable
-from esper.growth.blueprints.deepening import (
-    CACHE_INDEX,
-    BlockCopy,
-    own_parameters,
-    replace_input,
-    write_affine,
-)
-from esper.growth.dry_run import call_model, hooked, record_calls, recorded_calls, tensors_in
-from esper.growth.module_lists import find_list, inserted_entry
-from esper.growth.modules import module_names, unchanged_buffers
+from esper.growth.dry_run import call_model, hooked, recorded_calls
+from esper.growth.modules import module_names, named_modules
 from esper.growth.seed_slot import copy_plain
-from esper.growth.sites import BlockIdentity, SlotSite
+from esper.growth.surgery.places import BlockIdentity
 from esper.modes import evaluation_mode
 
 MAX_LAYERS = 64
@@ -40,6 +31,9 @@ NOISE = 0.1
 
 NORM_TOLERANCE = 1e-3
 """Largest relative change by a norm of normalized values; its epsilon makes it not quite zero."""
+
+_LARGEST_CHANGE = 2.0
+"""A redrawn weight whose standard deviation differs by more than this factor is rescaled."""
 
 _NO_IDENTITY = (
     "zeroing its layers does not turn it into the identity; deepen needs a residual block, such as "
@@ -58,8 +52,9 @@ class BlockCall:
     def run(self, block: nn.Module, key: int | str, x: Tensor) -> Any:
         """Call a block with ``x`` in place of its input."""
         args, kwargs = copy.deepcopy((self.args, self.kwargs))
-        args, kwargs = replace_input(args, kwargs, key, x)
-        return block(*args, **kwargs)
+        if isinstance(key, int):
+            return block(*args[:key], x, *args[key + 1 :], **kwargs)
+        return block(*args, **{**kwargs, key: x})
 
 
 def main_output(output: Any) -> Tensor | None:
@@ -69,68 +64,36 @@ def main_output(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
-def add_identities(
-    model: nn.Module,
-    sites: Sequence[SlotSite],
-    sample_input: Any,
-    *,
-    shares_arguments: bool = True,
-) -> list[SlotSite]:
-    """Return sites with the way in which a copy of each block becomes the identity, if it can.
+def find_identities(
+    model: nn.Module, inputs: Mapping[str, int | str], sample_input: Any
+) -> dict[str, BlockIdentity | str]:
+    """Return how a copy of each block becomes the identity, or why it cannot.
 
     Args:
         model: The model.
-        sites: Blocks of it.
-        sample_input: Input for it.
-        shares_arguments: Whether a copy would be called by its block, with the same arguments; if
-            not, the model calls it as it calls others.
+        inputs: Names of blocks, each with the argument that it adds to: a position or a keyword.
+        sample_input: Input for the model.
     """
-    blocks = {site.name: model.get_submodule(site.name) for site in sites}
-    reasons = {site.name: _find_obstacle(model, site, blocks[site.name]) for site in sites}
-    tried = {name: block for name, block in blocks.items() if not reasons[name]}
-    calls = record_blocks(model, tried, sample_input, shares_arguments=shares_arguments)
-    done: list[SlotSite] = []
+    blocks = {name: model.get_submodule(name) for name in inputs}
+    found: dict[str, BlockIdentity | str] = {n: _find_obstacle(model, b) for n, b in blocks.items()}
+    tried = {name: block for name, block in blocks.items() if not found[name]}
+    calls = _record_blocks(model, tried, sample_input)
     known: dict[tuple[Any, ...], BlockIdentity] = {}
     """By class and layers; most models repeat a block."""
-    for site in sites:
-        block, call = blocks[site.name], calls.get(site.name, reasons[site.name])
-        kind = (type(block), *(name for name, _ in own_parameters(block)))
-        found: BlockIdentity | str = call if isinstance(call, str) else ""
+    for name, call in calls.items():
+        block = blocks[name]
+        kind = (type(block), *(layer for layer, _ in own_parameters(block)))
         if isinstance(call, BlockCall):
-            found = _find_identity(site, block, call, known.get(kind))
-        if isinstance(found, str):
-            done.append(replace(site, why_not_residual=found))
+            found[name] = identity = _find_identity(block, call, inputs[name], known.get(kind))
+            if isinstance(identity, BlockIdentity):
+                known[kind] = identity
         else:
-            known[kind] = found
-            assert isinstance(call, BlockCall)
-            arguments = [*call.args, *call.kwargs.values()]
-            has_cache = not all(map(is_immutable, arguments))
-            identity = replace(found, has_cache=has_cache)
-            done.append(replace(site, identity=identity, why_not_residual=""))
-    return done
+            found[name] = call
+    return found
 
 
-def try_entries(model: nn.Module, sites: Sequence[SlotSite], sample_input: Any) -> list[SlotSite]:
-    """Return sites that know whether the list that holds their block can take one more entry."""
-    residual = [site for site in sites if site.identity is not None]
-    before = _run(model, sample_input) if residual else []
-    return [
-        replace(site, identity=replace(site.identity, is_entry=True))
-        if site.identity is not None and _takes_entry(model, site, sample_input, before)
-        else site
-        for site in sites
-    ]
-
-
-def _find_obstacle(model: nn.Module, site: SlotSite, block: nn.Module) -> str:
+def _find_obstacle(model: nn.Module, block: nn.Module) -> str:
     """Return why a block cannot be copied, as far as that is clear without running it."""
-    if site.input_shape is None:
-        return f"a copy cannot read the block's output: {site.why_no_parallel}"
-    if site.input_shape != site.output_shape:
-        return (
-            f"it maps shape {list(site.input_shape)} to {list(site.output_shape)}, so a copy "
-            "cannot read its output; deepen needs a block that keeps the shape"
-        )
     layers = own_parameters(block)
     if not layers:
         return "it has no parameters"
@@ -149,12 +112,8 @@ def _find_obstacle(model: nn.Module, site: SlotSite, block: nn.Module) -> str:
     return ""
 
 
-def record_blocks(
-    model: nn.Module,
-    blocks: Mapping[str, nn.Module],
-    sample_input: Any,
-    *,
-    shares_arguments: bool = True,
+def _record_blocks(
+    model: nn.Module, blocks: Mapping[str, nn.Module], sample_input: Any
 ) -> dict[str, BlockCall | str]:
     """Run a model and return copies of what each block is called with, or why there is none.
 
@@ -163,11 +122,9 @@ def record_blocks(
     given: dict[str, Any] = {}
     done: dict[str, BlockCall | str] = {}
 
-    def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        arguments = [*args, *kwargs.values()]
-        problem = _find_foreign(module, arguments) if shares_arguments else ""
+    def before(name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         try:
-            given[name] = problem or copy.deepcopy((args, kwargs))
+            given[name] = copy.deepcopy((args, kwargs))
         except Exception as error:
             given[name] = f"its arguments cannot be copied ({type(error).__name__})"
 
@@ -190,27 +147,10 @@ def record_blocks(
     return done
 
 
-def _find_foreign(block: nn.Module, arguments: Sequence[Any]) -> str:
-    """Return which argument a copy of a block cannot share with it; empty if there is none.
-
-    A block may write to an object. Caches of Transformers have a layer for each copy.
-    """
-    has_index = any(CACHE_INDEX in part.__dict__ for part in block.modules())
-    for argument in arguments:
-        is_cache = has_index and hasattr(argument, "layers")
-        if not (is_immutable(argument) or is_cache):
-            return (
-                f"it is called with a {type(argument).__name__}, which it could change; a copy can "
-                "share tensors and plain values only"
-            )
-    return ""
-
-
 def _find_identity(
-    site: SlotSite, block: nn.Module, call: BlockCall, hint: BlockIdentity | None
+    block: nn.Module, call: BlockCall, key: int | str, hint: BlockIdentity | None
 ) -> BlockIdentity | str:
-    assert site.input_key is not None, "the block's input is known"
-    trial = _Trial(block, call, site.input_key)
+    trial = _Trial(block, call, key)
     with evaluation_mode(trial.twin), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             return trial.find(hint) or _NO_IDENTITY
@@ -237,7 +177,6 @@ class _Trial:
         low, high = y.min(), y.max()
         drawn = torch.rand(y.shape, generator=generator).to(y)
         self.probes = [y, low + (high - low) * drawn]
-        self.drawn = torch.randn(y.shape, generator=generator).to(y)
 
     def find(self, hint: BlockIdentity | None = None) -> BlockIdentity | None:
         """Return how the block becomes the identity, or None if it cannot.
@@ -249,17 +188,16 @@ class _Trial:
         def holds(names: Sequence[str]) -> bool:
             return self._is_identity(names, (), tolerance)
 
-        zeroed = [] if hint is None or hint.norms else list(hint.zeroed)
-        if not zeroed or not self.layers.keys() >= set(zeroed) or not holds(zeroed):
-            calls = self._run_layers()
-            order = sorted(self.layers, key=lambda name: calls.order.get(_called(name, calls), -1))
-            if not holds(order):
-                return self._find_behind_norm(order, calls)
-            zeroed = _shrink(order, holds)
-        if not zeroed:
-            return None
-        self.probes = [self.drawn]
-        return BlockIdentity(zeroed=tuple(zeroed), is_universal=holds(zeroed))
+        if hint is not None and not hint.norms:
+            if self.layers.keys() >= set(hint.zeroed) and holds(hint.zeroed):
+                return hint
+        calls = self._run_layers()
+        order = sorted(self.layers, key=lambda name: calls.order.get(_called(name, calls), -1))
+        if not holds(order):
+            return self._find_behind_norm(order, calls)
+        zeroed = _shrink(order, holds)
+        is_scalable = calls.outputs.keys() >= set(zeroed)
+        return BlockIdentity(zeroed=tuple(zeroed), is_scalable=is_scalable) if zeroed else None
 
     def _find_behind_norm(self, order: list[str], calls: _LayerCalls) -> BlockIdentity | None:
         """Return how a block that ends in a norm becomes the identity on normalized input."""
@@ -281,7 +219,7 @@ class _Trial:
         zeroed = _shrink(layers, lambda names: holds(names, kept))
         if not zeroed:
             return None
-        return BlockIdentity(zeroed=tuple(zeroed), norms=(*kept, last), is_universal=False)
+        return BlockIdentity(zeroed=tuple(zeroed), norms=(*kept, last))
 
     def _is_norm(self, name: str) -> bool:
         """Return whether a layer could be a norm: it scales and shifts each feature."""
@@ -359,37 +297,6 @@ def _shrink(names: Sequence[str], holds: Callable[[list[str]], bool]) -> list[st
     return kept
 
 
-def _takes_entry(model: nn.Module, site: SlotSite, sample_input: Any, before: list[Tensor]) -> bool:
-    """Return whether the model computes the same with one more entry, which is the identity."""
-    place = find_list(model, site.name)
-    if place is None:
-        return False
-    assert site.identity is not None
-    assert site.input_key is not None
-    block = model.get_submodule(site.name)
-    twin = BlockCopy(copy_plain(block), site.identity, site.input_key)
-    norm = block.get_submodule(site.identity.norms[-1]) if site.identity.norms else None
-    kept = None if norm is None else (twin.scale, twin.shift)
-    dtype = before[0].dtype
-    tolerance = _sum_tolerance(dtype) if norm is None else _norm_tolerance(dtype)
-    with unchanged_buffers(model), inserted_entry(place, twin.block):
-        if norm is not None:
-            write_affine(norm, 1.0, 0.0)
-        try:
-            entries = dict(place.container.named_children())
-            calls = record_calls(model, {"": model, **entries}, sample_input)
-        # A model may rely on the number of its blocks in any way.
-        except Exception:
-            return False
-        finally:
-            if norm is not None:
-                assert kept is not None
-                write_affine(norm, *kept)
-    if any(len(calls[name]) != 1 for name in entries):
-        return False
-    return _same_outputs(before, tensors_in(calls[""][0].output), tolerance)
-
-
 def _sum_tolerance(dtype: torch.dtype) -> float:
     """Return the largest error of ``x + 0``, which is exact in types with few digits, too."""
     return 64 * min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
@@ -400,15 +307,73 @@ def _norm_tolerance(dtype: torch.dtype) -> float:
     return max(NORM_TOLERANCE, 2 * torch.finfo(dtype).eps)
 
 
-def _run(model: nn.Module, sample_input: Any) -> list[Tensor]:
-    return tensors_in(record_calls(model, {"": model}, sample_input)[""][0].output)
+def own_parameters(block: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return each module of a block that has parameters of its own, by name."""
+    modules = named_modules(block).items()
+    return [pair for pair in modules if any(True for _ in pair[1].parameters(recurse=False))]
 
 
-def _same_outputs(before: list[Tensor], after: list[Tensor], tolerance: float) -> bool:
-    if [t.shape for t in before] != [t.shape for t in after]:
-        return False
-    return all(
-        bool((a - b).abs().max() <= tolerance * b.abs().max().clamp_min(1.0))
-        for a, b in zip(after, before, strict=True)
-        if b.numel()
-    )
+@torch.no_grad()
+def become_identity(block: nn.Module, identity: BlockIdentity) -> None:
+    """Turn a block into the identity; the norm at its end, if there is one, is not changed."""
+    for name in identity.zeroed:
+        _zero(block.get_submodule(name))
+    for name in identity.norms[:-1]:
+        write_affine(block.get_submodule(name), 1.0, 0.0)
+
+
+def read_affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return copies of the weight and bias of a norm; a norm without a bias has zeros."""
+    weight = cast(Tensor, norm.weight).detach().clone()
+    bias = cast(Tensor | None, getattr(norm, "bias", None))
+    return weight, torch.zeros_like(weight) if bias is None else bias.detach().clone()
+
+
+@torch.no_grad()
+def write_affine(norm: nn.Module, weight: Tensor | float, bias: Tensor | float) -> None:
+    """Set the weight of a norm and, if it has one, its bias."""
+    cast(Tensor, norm.weight).copy_(torch.as_tensor(weight))
+    own = cast(Tensor | None, getattr(norm, "bias", None))
+    if own is not None:
+        own.copy_(torch.as_tensor(bias))
+
+
+@torch.no_grad()
+def draw_weights(block: nn.Module, identity: BlockIdentity) -> None:
+    """Draw the weights of a copy behind its zeroed layers from torch's default generator.
+
+    Layers draw their own initial weights if they can, otherwise from a normal distribution of the
+    copied weights' standard deviation. Models that initialize layers in their own way keep the
+    scale of their weights.
+    """
+    kept = {*identity.zeroed, *identity.norms}
+    for name, module in own_parameters(block):
+        if name not in kept:
+            _redraw(module)
+
+
+@torch.no_grad()
+def _zero(module: nn.Module) -> None:
+    for parameter in module.parameters(recurse=False):
+        parameter.zero_()
+
+
+@torch.no_grad()
+def _redraw(module: nn.Module) -> None:
+    before = {
+        name: parameter.detach().std().item()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim > 1 and parameter.numel() > 1
+    }
+    reset = getattr(module, "reset_parameters", None)
+    if callable(reset):
+        reset()
+    for name, deviation in before.items():
+        parameter = module.get_parameter(name)
+        if not callable(reset):
+            parameter.normal_(std=deviation)
+            continue
+        drawn = parameter.std().item()
+        is_close = deviation / _LARGEST_CHANGE <= drawn <= deviation * _LARGEST_CHANGE
+        if drawn > 0.0 and deviation > 0.0 and not is_close:
+            parameter.mul_(deviation / drawn)

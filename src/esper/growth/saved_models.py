@@ -251,7 +251,7 @@ def describe_slots(host: HostSlots) -> dict[str, Any]:
 
 
 def restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
-    """Add the saved slots and seeds to a new model; the seeds' weights are loaded later."""
+    """Add the saved slots to a new model and grow it likewise; weights are loaded later."""
     sites = [from_json(SlotSite, site) for site in growth["sites"]]
     known = {name for name, _ in module_names(model)}
     for site in sites:

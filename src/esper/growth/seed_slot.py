@@ -1,10 +1,10 @@
-"""The module that wraps a block while a seed grows there."""
+"""The module that wraps a block while a seed grows beside it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import ShapeError, SlotError, blame_user_code
-from esper.growth.blending import ADD_STYLES, blend, effective_change, straight_through
+from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
-from esper.growth.blueprints.deepening import BlockCopy
-from esper.growth.blueprints.widening import PairSeed, WidenSeed
 from esper.growth.modules import count_parameters
-from esper.growth.sharding import find_mesh, gathered_copy
-from esper.growth.sites import SlotSite, SlotSize, TensorKind, describe
+from esper.growth.sharding import find_mesh, gathered_copy, total_norm
+from esper.growth.sites import SlotSite, TensorKind, describe
 from esper.growth.slot_states import Fossil, SlotLife, SlotStates
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
@@ -76,8 +74,8 @@ class SeedSlot(BlockWrapper):
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> x = torch.randn(32, 4)
-        >>> model = esper.add_slots(model, at=["0>2"], sample_input=x)
-        >>> slot = esper.slots(model)["0>2"]
+        >>> model = esper.add_slots(model, at=["0"], sample_input=x)
+        >>> slot = esper.slots(model)["0"]
         >>> isinstance(slot, esper.SeedSlot), slot.life.stage.name
         (True, 'DORMANT')
     """
@@ -139,8 +137,6 @@ class SeedSlot(BlockWrapper):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the grown block's output, changed by the seed according to its stage."""
-        for copied in self._copies():
-            copied.prepare_cache(args, kwargs)
         y = self.block(*args, **kwargs)
         life = self.life
         for part, fossil in zip(self.absorbed, life.fossils, strict=True):
@@ -196,53 +192,34 @@ class SeedSlot(BlockWrapper):
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
-        self._build(blueprint, style, self.life.units)
-
-    def connect(self) -> bool:
-        """Link the seed, which has just been committed, to others; return whether it changed."""
-        return False
+        self._build(blueprint, style)
 
     def count_new(self, blueprint: str) -> int:
-        """Return how many parameters a seed of a blueprint would add, without a gate.
-
-        Those by which committing it links it to other seeds are among them.
-        """
-        recipe = find_blueprint(blueprint)
-        block = copy_plain(self.block) if recipe.copies_block else None
+        """Return how many parameters a seed of a blueprint would add, without a gate."""
         with torch.random.fork_rng(devices=[]):
-            seed = recipe.build_seed(self._new_site(), block)
-        return sum(parameter.numel() for parameter in seed.parameters())
+            return count_parameters(find_blueprint(blueprint).build_seed(self.site))
 
-    def _new_site(self) -> SlotSite:
-        """Return the site as a new seed would find it."""
-        return self._site_after(self.life.units)
+    def count_live(self) -> int:
+        """Return how many parameters the seed and its gate have."""
+        return sum(parameter.numel() for parameter in self.seed_parameters())
 
-    def _site_after(self, units: int) -> SlotSite:
-        """Return the site with the hidden units that fossils added to it."""
-        limit = self._lives.growth_config.max_widening
-        return self.site.limited(limit).widened(units)
+    def count_fossils(self) -> int:
+        """Return how many parameters the fossils have."""
+        return count_parameters(self.fossils)
 
-    @property
-    def is_widened_beside(self) -> bool:
-        """Whether hidden units were added in a branch beside the block, not to its own layers."""
-        seeds = [*(part.seed for part in self.absorbed), self.seed]
-        return not self.site.can_widen and any(isinstance(seed, WidenSeed) for seed in seeds)
+    def gradient_norm(self) -> float:
+        """Return the norm of the gradients of the seed and its gate; 0 without any."""
+        grads = [p.grad for p in self.seed_parameters() if p.grad is not None]
+        return total_norm(grads) if grads else 0.0
 
     def is_full(self) -> bool:
-        """Return whether the block, with the seed, has all hidden units that it may have."""
-        return self._site_after(self.life.units + self._added_units()).room == 0
+        """Return False: modules can always grow beside a block."""
+        return False
 
-    def _build(self, blueprint: str, style: BlendStyle, units: int) -> None:
-        """Build a seed for the block with the hidden units that fossils added to it."""
+    def _build(self, blueprint: str, style: BlendStyle) -> None:
         recipe = find_blueprint(blueprint)
-        block = copy_plain(self.block) if recipe.copies_block else None
-        seed = recipe.build_seed(self._site_after(units), block)
-        # Layers of a copied block keep their own dtypes.
-        seed = seed if recipe.copies_block else seed.to(**self._tensor_options())
-        self.seed = self._synced(seed)
+        self.seed = self._synced(recipe.build_seed(self.site).to(**self._tensor_options()))
         self.form = recipe.form
-        if isinstance(seed, BlockCopy):
-            self._start_copy(seed)
         self.seed.train(self.block.training)
         self.restyle(style)
 
@@ -254,35 +231,6 @@ class SeedSlot(BlockWrapper):
                 group = module.process_group
                 return cast(Any, nn.SyncBatchNorm.convert_sync_batchnorm(seed, group))
         return seed
-
-    def _start_copy(self, seed: BlockCopy) -> None:
-        """Choose the first weights of a copied block and what it has to share with others."""
-        if self._lives.growth_config.deepen_start == "fresh":
-            seed.draw_weights()
-        before = self._copies(without=seed)
-        if before:
-            seed.follow(before[-1])
-        model = self._model[0]
-        if model is not None:
-            seed.separate_cache([*model.modules(), *self.modules()])
-
-    def _copies(self, without: BlockCopy | None = None) -> list[BlockCopy]:
-        """Return the copies of the block among the fossils and the seed, in order."""
-        seeds = [*(part.seed for part in self.absorbed), self.seed]
-        return [seed for seed in seeds if isinstance(seed, BlockCopy) and seed is not without]
-
-    def _find_copy_problem(self, seed: BlockCopy) -> str | None:
-        """Return why a new copy of the block would change the host's output, or None."""
-        identity = seed.identity
-        for fossil in self.life.fossils:
-            is_copy = find_blueprint(fossil.blueprint).copies_block and fossil.style in ADD_STYLES
-            is_whole = fossil.alpha == 1.0 or not identity.norms
-            if not (identity.is_universal or (is_copy and is_whole)):
-                return (
-                    f"a {fossil.blueprint} seed has become part of the block, and a copy is the "
-                    "identity only on what the block itself returns"
-                )
-        return seed.find_start_problem()
 
     def restyle(self, style: BlendStyle) -> None:
         """Create the gate if the style needs one and there is none; remove it otherwise."""
@@ -297,20 +245,13 @@ class SeedSlot(BlockWrapper):
         self.seed = self.gate = None
 
     def absorb(self) -> int:
-        """Make the seed part of the block; return the hidden units that it adds to the block's own.
+        """Make the seed part of the block; return the units that it adds to the model's own, 0.
 
         Its parameters stay the same objects.
         """
         assert self.seed is not None, "the slot is empty"
-        n_units = self._added_units()
         self.set_fossils([*self.absorbed, AbsorbedSeed(self.seed, self.gate, self.form)])
         self.clear()
-        return n_units
-
-    def _added_units(self) -> int:
-        """Return the hidden units that the seed adds to the block's own."""
-        if isinstance(self.seed, WidenSeed) and self.site.path is not None:
-            return self.seed.first.weight.shape[0]
         return 0
 
     def set_fossils(self, absorbed: Sequence[AbsorbedSeed]) -> None:
@@ -324,14 +265,13 @@ class SeedSlot(BlockWrapper):
 
         Weights are drawn from torch's default generator.
         """
-        life, units = self.life, 0
+        life = self.life
         self.set_fossils([])
         for fossil in life.fossils:
-            self._build(fossil.blueprint, fossil.style, units)
+            self._build(fossil.blueprint, fossil.style)
             self.absorb()
-            units += fossil.units
         if life.has_seed:
-            self._build(life.blueprint, life.style, units)
+            self._build(life.blueprint, life.style)
 
     @property
     def absorbed(self) -> list[AbsorbedSeed]:
@@ -385,28 +325,12 @@ class SeedSlot(BlockWrapper):
         parts = [*((part.seed, part.gate) for part in self.absorbed), (self.seed, self.gate)]
         return [module for part in parts for module in part if module is not None]
 
-    def parameter_homes(self) -> list[tuple[list[nn.Parameter], list[nn.Parameter]]]:
-        """Return parameters of the host with those that were grown beside them.
-
-        A copy of the block has the block's own parameters beside it, one by one.
-        """
-        originals = {
-            parameter: self.block.get_parameter(name)
-            for copied in self._copies()
-            for name, parameter in copied.block.named_parameters()
-        }
-        others = [each for each in self.grown_parameters() if each not in originals]
-        homes = [([original], [copied]) for copied, original in originals.items()]
-        return [*homes, (list(self.block.parameters()), others)]
-
     def find_start_problem(self) -> str | None:
         """Return why the new seed would change the host's output, or None if it would not.
 
         The seed is run on a random probe.
         """
         assert self.seed is not None, "the slot is empty"
-        if isinstance(self.seed, BlockCopy):
-            return self._find_copy_problem(self.seed)
         probe = _draw_probe(self.seed_input_shape).to(**self._tensor_options())
         part, seed = self, self.seed
         if find_mesh(seed) is not None:  # outside of the model, only a gathered seed can run
@@ -441,7 +365,7 @@ class SeedSlot(BlockWrapper):
             source = self._read_input(args, kwargs)
             source = source.detach() if is_isolated else source
         gate = None if part.gate is None else part.gate(y)
-        delta = self._run_seed(part, life, source, args, kwargs, is_isolated=is_isolated)
+        delta = self._run_seed(part, life, source)
         if delta.shape != y.shape:
             raise ShapeError(
                 f"the {life.blueprint} seed in slot {self.name!r} returns shape "
@@ -451,26 +375,11 @@ class SeedSlot(BlockWrapper):
         return effective_change(life.style, y, delta, gate)
 
     def _run_seed(
-        self,
-        part: SeedSlot | AbsorbedSeed,
-        life: SlotLife | Fossil,
-        source: Tensor,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        *,
-        is_isolated: bool = False,
+        self, part: SeedSlot | AbsorbedSeed, life: SlotLife | Fossil, source: Tensor
     ) -> Tensor:
         assert part.seed is not None, "the slot is empty"
         try:
-            if not isinstance(part.seed, BlockCopy):
-                return part.seed(source)
-            if not is_isolated:
-                return part.seed(source, args, kwargs)
-            if torch.compiler.is_compiling():  # a graph cannot save and restore generators
-                return part.seed(source, *_detached((args, kwargs)))
-            # The dropout of a copied block must not change what the host draws after it.
-            with _forked_generators(source):
-                return part.seed(source, *_detached((args, kwargs)))
+            return part.seed(source)
         except Exception as error:
             blame_user_code(
                 SlotError,
@@ -508,25 +417,6 @@ def copy_plain(block: nn.Module) -> nn.Module:
     return gathered_copy(block, memo)
 
 
-def _forked_generators(tensor: Tensor) -> AbstractContextManager[None]:
-    """Return a context that restores the generators of the CPU and of a tensor's device."""
-    kind = tensor.device.type
-    if kind == "cpu":
-        return cast(Any, torch.random.fork_rng(devices=[]))
-    return cast(Any, torch.random.fork_rng(devices=[tensor.device], device_type=kind))
-
-
-def _detached(value: Any) -> Any:
-    """Return a value in which no tensor passes a gradient on."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) in (tuple, list):
-        return type(value)(map(_detached, value))
-    if type(value) is dict:
-        return {key: _detached(part) for key, part in cast(dict[Any, Any], value).items()}
-    return value
-
-
 def find_change_problem(change: object, shape: tuple[int, ...]) -> str | None:
     """Return what is wrong with a new seed's output, or None if it is zero up to rounding."""
     if not isinstance(change, Tensor):
@@ -555,19 +445,3 @@ def _zero_gate(site: SlotSite) -> nn.Module:
     nn.init.zeros_(gate.weight)
     nn.init.zeros_(gate.bias)
     return gate
-
-
-def slot_size(slot: SeedSlot) -> SlotSize:
-    """Return the size of a slot; a host may have fewer hidden units than its site says."""
-    site, path, hidden, unit = slot.site, slot.site.path, 0, 0
-    with torch.random.fork_rng(devices=[]):  # the weights of the unit that is counted don't matter
-        if path is not None and site.input_shape is not None:
-            unit = count_parameters(WidenSeed(site, 1))
-        elif site.pair is not None:
-            unit = count_parameters(PairSeed(site.pair, 1))
-    if path is not None:
-        hidden = cast(Tensor, slot.block.get_submodule(path.first).weight).shape[0]
-        hidden += slot.life.units
-    elif site.pair is not None:
-        hidden = site.pair.units + slot.life.units
-    return SlotSize(kind=site.kind, hidden=hidden, unit_parameters=unit)

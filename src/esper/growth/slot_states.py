@@ -20,35 +20,16 @@ from esper.lifecycle.legality import ADVANCEABLE_STAGES, BLOCKING_STAGES, SlotMa
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
 
-Neighbours = tuple[tuple[str, int], ...]
-"""For a seed on a pair of layers: committed new units of other slots that it reads or feeds."""
-
-
-class _Connected:
-    """What a seed on a pair of layers is connected with."""
-
-    neighbours: Neighbours
-    """Units that were committed when it was planted."""
-    links: Neighbours
-    """Further ones that were committed when it was committed itself."""
-
-    @property
-    def connections(self) -> Neighbours:
-        """All of them; a slot may appear twice."""
-        return (*self.neighbours, *self.links)
-
 
 @dataclass(frozen=True)
-class Fossil(_Connected):
+class Fossil:
     """A committed seed that has become part of its slot's block."""
 
     blueprint: str
     style: BlendStyle
     alpha: float
     units: int
-    """Hidden units that it added to the block's own; 0 unless it widened them."""
-    neighbours: Neighbours = ()
-    links: Neighbours = ()
+    """Units that each place got, or blocks that the list got; 0 for a module beside a block."""
 
     def as_life(self) -> SlotLife:
         """Return the life of a slot that holds this seed and nothing else."""
@@ -59,7 +40,7 @@ class Fossil(_Connected):
 
 
 @dataclass
-class SlotLife(_Connected):
+class SlotLife:
     """The state of one slot: its stage, its blueprint, how its seed is blended."""
 
     stage: Stage = Stage.DORMANT
@@ -75,8 +56,8 @@ class SlotLife(_Connected):
     schedule: AlphaSchedule = field(default_factory=AlphaSchedule)
     fossils: tuple[Fossil, ...] = ()
     """The seeds that have become part of the block, in order."""
-    neighbours: Neighbours = ()
-    links: Neighbours = ()
+    live_units: int = 0
+    """Units or blocks of the slot's own seed."""
 
     @property
     def alpha(self) -> float:
@@ -106,7 +87,7 @@ class SlotLife(_Connected):
 
     @property
     def units(self) -> int:
-        """Hidden units that the fossils added to the block's own."""
+        """Units or blocks that the fossils added to the model's own."""
         return sum(fossil.units for fossil in self.fossils)
 
     @property
@@ -149,12 +130,20 @@ class SeedKeeper(Protocol):
         """Make a slot's committed seed part of its block, so that another can grow on both.
 
         Returns:
-            The hidden units that it added to the block's own.
+            The units or blocks that it added to the model's own.
         """
         ...
 
+    def starts_blended(self, slot: str) -> bool:
+        """Return whether seeds of a slot skip isolated training, because they start at zero."""
+        ...
+
+    def can_blend(self, slot: str) -> bool:
+        """Return whether a slot's seed can be scaled by alpha; others are committed at once."""
+        ...
+
     def is_full(self, slot: str) -> bool:
-        """Return whether a slot's block, with its seed, may not be widened any further."""
+        """Return whether a slot has all units or blocks that it may have."""
         ...
 
     def find_start_problem(self, slot: str) -> str | None:
@@ -256,12 +245,10 @@ class SlotStates:
         if reason is not None:
             return Outcome(action, was_done=False, reason=reason)
         self._change(action, keeper)
-        commits = action.op == Op.GERMINATE and self.growth_config.commits_at_once
-        if commits and keeper.find_start_problem(action.slot) is None:
-            self.commit(action.slot, keeper)
-        else:
-            self._advance_automatically(action.slot, keeper)
-            self._notify(action.slot)
+        if action.op == Op.GERMINATE and self._settle_start(action.slot, keeper):
+            return Outcome(action, was_done=True)
+        self._advance_automatically(action.slot, keeper)
+        self._notify(action.slot)
         return Outcome(action, was_done=True)
 
     def tick(self, keeper: SeedKeeper) -> None:
@@ -340,8 +327,7 @@ class SlotStates:
                 "part of its block."
             )
         units = keeper.absorb_seed(slot)
-        connections = life.neighbours, life.links
-        fossil = Fossil(life.blueprint, life.style, life.alpha, units, *connections)
+        fossil = Fossil(life.blueprint, life.style, life.alpha, units)
         self._lives[slot] = SlotLife(fossils=(*life.fossils, fossil))
         self._notify(slot)
 
@@ -389,6 +375,18 @@ class SlotStates:
                 keeper.commit_seed(slot)
             case Op.WAIT | Op.FINISH:
                 pass
+
+    def _settle_start(self, slot: str, keeper: SeedKeeper) -> bool:
+        """Let a new seed start where it needs no training of its own; return if it is committed."""
+        life = self[slot]
+        if not keeper.starts_blended(slot) or keeper.find_start_problem(slot) is not None:
+            return False
+        if self.growth_config.commits_at_once or not keeper.can_blend(slot):
+            self.commit(slot, keeper)
+            return True
+        self._advance(life)
+        self._advance(life)
+        return False
 
     def _advance_automatically(self, slot: str, keeper: SeedKeeper) -> None:
         """Advance a seed as far as its gates allow, if the configuration asks for it."""

@@ -1,7 +1,7 @@
 """Blueprints: recipes for seeds, registered by name.
 
-A blueprint's builder takes a :class:`~esper.growth.sites.SlotSite` and returns a module with one
-tensor argument: a *serial* seed reads the block's output, a *parallel* seed the block's input. The
+Most are modules beside a block. Such a blueprint's builder takes a
+:class:`~esper.growth.sites.SlotSite` and returns a module with one tensor argument: a *serial* seed reads the block's output, a *parallel* seed the block's input. The
 module returns a change to the block's output, in the shape of that output, and must return zeros
 before training. Other packages register blueprints in the entry point group ``esper.blueprints``.
 """
@@ -12,13 +12,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from esper.config.catalogue import BLUEPRINT_GROUP, BLUEPRINTS, BlueprintFacts
 from esper.errors import SlotError, blame_user_code, did_you_mean, type_of
-from esper.growth.sites import SlotSite, TensorKind
+from esper.growth.sites import SiteKind, SlotSite, TensorKind
+
+_THINGS: dict[SiteKind, str] = {
+    "units": "hidden units",
+    "blocks": "copies of blocks",
+    "module": "modules beside a block",
+}
 
 
 class SeedForm(Enum):
@@ -61,15 +67,15 @@ class Blueprint:
     kinds: frozenset[TensorKind]
     """Kinds of block output that it fits."""
     form: SeedForm
-    build: Callable[[SlotSite], nn.Module] | Callable[[SlotSite, nn.Module], nn.Module]
-    """Builds the seed for a site, drawing its weights from torch's default generator. If
-    ``copies_block``, it also takes a copy of the block, which becomes part of the seed."""
+    build: Callable[[SlotSite], nn.Module]
+    """Builds the seed for a site, drawing its weights from torch's default generator."""
     summary: str
     """A short description of the seed."""
-    copies_block: bool = False
-    """Whether the seed is built from a copy of the block. Such a blueprint fits residual blocks."""
-    fits_pairs: bool = False
-    """Whether it adds units to a pair of layers; it then builds a seed for either kind of site."""
+    grows: SiteKind = "module"
+    """What it adds: a module beside a block, or units or blocks of the model's own, which no
+    builder makes."""
+    share: float = 0.0
+    """Units that it adds, relative to those that there are."""
 
     @property
     def facts(self) -> BlueprintFacts:
@@ -79,27 +85,24 @@ class Blueprint:
 
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""
-        if site.pair is not None and not self.fits_pairs:
-            return f"it adds no units to a pair of layers, which {site.name!r} is"
+        if self.grows != site.what:
+            return f"it adds {_THINGS[self.grows]}, and {site.name!r} is for {_THINGS[site.what]}"
+        if self.grows != "module":
+            return None
         if site.kind not in self.kinds:
             return f"it does not fit a {site.kind.value}"
         if self.form == SeedForm.PARALLEL and site.why_no_parallel:
             return site.why_no_parallel
-        if self.copies_block and site.identity is None:
-            return site.why_not_residual
-        if site.is_for_depth and not self.copies_block:
-            return f"{site.name!r} is for copies of the block; slots inside it widen its layers"
         return None
 
-    def build_seed(self, site: SlotSite, block: nn.Module | None = None) -> nn.Module:
-        """Build the seed for a site; ``block`` is a copy of the block, if the blueprint needs one.
+    def build_seed(self, site: SlotSite) -> nn.Module:
+        """Build the seed for a site.
 
         Raises:
             SlotError: If the builder raises anything or does not return a module.
         """
         try:
-            given = (site, block) if self.copies_block else (site,)
-            seed: object = cast(Any, self.build)(*given)
+            seed: object = self.build(site)
         except Exception as error:
             blame_user_code(
                 SlotError,
@@ -117,7 +120,7 @@ class Blueprint:
 
 def built_in(
     name: str,
-    build: Callable[[SlotSite], nn.Module] | Callable[[SlotSite, nn.Module], nn.Module],
+    build: Callable[[SlotSite], nn.Module],
     **traits: Any,
 ) -> Blueprint:
     """Return a blueprint of the catalogue, with what it is built by and its other traits."""

@@ -1,4 +1,4 @@
-"""The built-in seeds other than widening, and their blueprints.
+"""The built-in seeds, which are modules beside a block, and their blueprints.
 
 Every seed's output starts at zero, usually because its last layer is initialized to zero. Shapes:
 feature maps ``[B, C, H, W]``, sequences ``[B, T, D]``, vectors ``[B, D]``.
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from esper.growth.blueprints.registry import Blueprint, built_in
-from esper.growth.blueprints.widening import draw_mirrored
 from esper.growth.sites import SlotSite, TensorKind
 
 LORA_SMALL_RANK = 4
@@ -50,6 +49,35 @@ class LowRankSeed(nn.Sequential):
         up = nn.Linear(rank, width_out, bias=False)
         nn.init.zeros_(up.weight)
         super().__init__(nn.Linear(width_in, rank, bias=False), up)
+
+
+@torch.no_grad()
+def draw_mirrored(first: nn.Linear, second: nn.Linear) -> None:
+    """Initialize two layers so that their hidden units cancel in pairs; biases become zero.
+
+    Weights are drawn from torch's default generator with the variance ``2 / inputs`` of He et al.
+    (2015). Units 2i and 2i + 1 read the same and have opposite outgoing weights; with an odd number
+    of units, the outgoing weights of the last are zero.
+    """
+    nn.init.kaiming_normal_(first.weight)
+    nn.init.kaiming_normal_(second.weight)
+    for layer in (first, second):
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    _odd(first.weight, dim=0).copy_(_even(first.weight, dim=0))
+    _odd(second.weight, dim=1).copy_(-_even(second.weight, dim=1))
+    if first.weight.shape[0] % 2:
+        second.weight[:, -1] = 0.0
+
+
+def _even(weight: Tensor, *, dim: int) -> Tensor:
+    """Return the first unit of each pair, along axis 0."""
+    return weight.transpose(0, dim)[: weight.shape[dim] // 2 * 2 : 2]
+
+
+def _odd(weight: Tensor, *, dim: int) -> Tensor:
+    """Return the second unit of each pair, along axis 0."""
+    return weight.transpose(0, dim)[1 : weight.shape[dim] // 2 * 2 : 2]
 
 
 class MLPSeed(nn.Sequential):

@@ -5,7 +5,6 @@ The graph is built by hand, so user code is never traced. ``y`` is the block's o
 
 from __future__ import annotations
 
-import copy
 import inspect
 import operator
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from esper.errors import UnsupportedHostError
 from esper.growth.blueprints import SeedForm
-from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 
@@ -29,65 +27,28 @@ _WRITABLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
 def compose(slot: SeedSlot, seed: nn.Module, gate: nn.Module | None, alpha: float) -> GraphModule:
     """Return a module that computes ``y + alpha * change`` and has the block's signature.
 
-    ``seed`` is the slot's seed as a plain module; that of a copied block is the block itself.
+    ``seed`` is the slot's seed as a plain module.
 
     Raises:
         UnsupportedHostError: If a graph cannot express the block's signature.
     """
-    if isinstance(slot.seed, BlockCopy) and slot.seed.identity.has_cache:
-        raise UnsupportedHostError(
-            f"the {slot.life.blueprint} seed at {slot.name!r} cannot be exported: its block has a "
-            "layer of a key-value cache, and the list that holds it cannot take one more entry; "
-            "prune the seed."
-        )
     graph = Graph()
     arguments = _read_arguments(graph, slot)
     y = _call(graph, "block", arguments)
-    parts = {"block": slot.block, "seed": seed, "gate": gate}
-    return _compose(graph, slot, arguments, y, parts, alpha)
-
-
-def compose_entry(
-    slot: SeedSlot, copied: nn.Module, gate: nn.Module | None, alpha: float
-) -> GraphModule:
-    """Return a module like :func:`compose` does, but without the block, whose output it reads."""
-    graph = Graph()
-    arguments = _read_arguments(graph, slot)
-    y = _read_input(graph, slot, arguments)
-    return _compose(graph, slot, arguments, y, {"seed": copied, "gate": gate}, alpha)
-
-
-def _compose(
-    graph: Graph,
-    slot: SeedSlot,
-    arguments: _Arguments,
-    y: Node,
-    parts: dict[str, nn.Module | None],
-    alpha: float,
-) -> GraphModule:
-    gated = None if parts["gate"] is None else graph.call_module("gate", (y,))
-    if isinstance(slot.seed, BlockCopy):
-        source = _write_normalized(graph, slot.seed, y)
-        copied = _call(graph, "seed", _with_input(graph, slot, arguments, source))
-        delta = graph.call_function(torch.sub, (copied, y))
-    else:
-        is_serial = slot.form == SeedForm.SERIAL
-        source = y if is_serial else _read_input(graph, slot, arguments)
-        delta = graph.call_module("seed", (source,))
+    gated = None if gate is None else graph.call_module("gate", (y,))
+    source = y if slot.form == SeedForm.SERIAL else _read_input(graph, slot, arguments)
+    delta = graph.call_module("seed", (source,))
     change = _write_change(graph, slot.life.style, y, delta, gated)
     change = graph.call_method("type_as", (change, y))
     scale: dict[str, Any] = {} if alpha == 1.0 else {"alpha": alpha}
     graph.output(graph.call_function(torch.add, (y, change), scale))
 
     root = nn.Module()
-    for name, part in parts.items():
+    for name, part in (("block", slot.block), ("seed", seed), ("gate", gate)):
         if part is not None:
             root.add_module(name, part)
-    if isinstance(slot.seed, BlockCopy):
-        for name, buffer in slot.seed.named_buffers(recurse=False):
-            root.register_buffer(name, buffer)
     root.training = slot.block.training
-    kind = _class_for(slot.block, "block" if "block" in parts else "seed")
+    kind = _class_for(slot.block)
     return kind(root, graph, kind.__name__)
 
 
@@ -188,40 +149,6 @@ def _call(graph: Graph, module: str, arguments: _Arguments) -> Node:
     return graph.call_function(torch.func.functional_call, (called, {}, args, kwargs))
 
 
-def _with_input(graph: Graph, slot: SeedSlot, arguments: _Arguments, value: Node) -> _Arguments:
-    """Return a block's arguments with another input."""
-    replaced, key = copy.copy(arguments), slot.site.input_key
-    assert key is not None, "the input of a residual block is known"
-    old = arguments.by_name.get(key) if isinstance(key, str) else None
-    if isinstance(key, int) and key < len(arguments.by_position):
-        old = arguments.by_position[key]
-    if old is not None:
-        swap = {old: value}
-        replaced.by_position = [swap.get(node, node) for node in arguments.by_position]
-        replaced.by_keyword = {k: swap.get(node, node) for k, node in arguments.by_keyword.items()}
-        return replaced
-    if isinstance(key, str):
-        more: Any = arguments.more_keywords
-        join = cast(Any, operator.or_)
-        replaced.more_keywords = graph.call_function(join, (more, {key: value}))
-        return replaced
-    first = key - len(arguments.by_position)
-    rest = (arguments.more_positions, slice(first + 1, None))
-    before = graph.call_function(operator.getitem, (arguments.more_positions, slice(first)))
-    after = graph.call_function(operator.getitem, rest)
-    joined = graph.call_function(operator.add, (before, (value,)))
-    replaced.more_positions = graph.call_function(operator.add, (joined, after))
-    return replaced
-
-
-def _write_normalized(graph: Graph, seed: BlockCopy, y: Node) -> Node:
-    """Add the nodes that compute :meth:`BlockCopy.normalize`."""
-    if not seed.identity.norms:
-        return y
-    shift, scale = (graph.create_node("get_attr", name) for name in ("shift", "scale"))
-    return graph.call_function(torch.div, (graph.call_function(torch.sub, (y, shift)), scale))
-
-
 def _read_input(graph: Graph, slot: SeedSlot, arguments: _Arguments) -> Node:
     """Return the node of the argument that a parallel seed reads."""
     key = slot.site.input_key
@@ -253,16 +180,15 @@ def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: N
             return delta
 
 
-def _class_for(block: nn.Module, part: str) -> type[GraphModule]:
+def _class_for(block: nn.Module) -> type[GraphModule]:
     """Return a graph class that forwards the block's public attributes.
 
-    Attributes are properties that read the part that is the block or a copy of it, so that no
-    submodule is registered twice.
+    Attributes are properties that read the block, so that no submodule is registered twice.
     """
-    own = ("training", "meta", "shape_env", "block", "seed", "gate", "scale", "shift")
+    own = ("training", "meta", "shape_env", "block", "seed", "gate")
     taken = {*dir(GraphModule), *own}
     names = [name for name in dir(block) if not name.startswith("_") and name not in taken]
-    forwarded: dict[str, Any] = {name: property(attrgetter(f"{part}.{name}")) for name in names}
+    forwarded: dict[str, Any] = {name: property(attrgetter(f"block.{name}")) for name in names}
     kind = type(f"Grown{type(block).__name__}", (GraphModule,), forwarded)
     kind.__module__ = GraphModule.__module__
     return kind

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any, cast
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Tracer
 
 from esper.errors import UnsupportedHostError, type_of
-from esper.growth.blending import ADD_STYLES
-from esper.growth.blueprints import SeedForm
-from esper.growth.blueprints.deepening import BlockCopy, read_affine, write_affine
 from esper.growth.blueprints.seeds import NoopSeed
-from esper.growth.export.composition import compose, compose_entry
-from esper.growth.export.merging import Ties, merge_seed, scale_copy, scale_last_layer
-from esper.growth.export.pair_merging import merge_pairs
+from esper.growth.export.composition import compose
 from esper.growth.host_slots import ATTRIBUTE, HostSlots
-from esper.growth.module_lists import ListPlace, find_list, insert_entry
 from esper.growth.modules import named_modules
-from esper.growth.pair_slot import PairSlot, UnitGroup
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.sharding import gathered_copy
-from esper.lifecycle.stages import Stage
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
 _STATE = (
@@ -169,10 +160,9 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
     """Return a plain copy of a model, without any class, hook or slot of Esper.
 
     The copy computes what the model computes in evaluation mode: blended seeds keep their current
-    alpha, and seeds that still train in isolation are left out. A seed is merged into its block's
-    weights if that gives the same function, and a copied block becomes one more entry of the list
-    that holds the block; otherwise a seed becomes ordinary torch modules next to the block. Several
-    seeds in one slot are added in the order in which they grew. The model itself is not changed.
+    alpha, and seeds that still train in isolation are left out. New units and blocks are part of
+    the model's own layers already; a module that grew beside a block becomes ordinary torch modules
+    next to it, several in the order in which they grew. The model itself is not changed.
 
     Classes that Esper does not define are kept, so the copy depends on the code that defines them.
     A model that is sharded (FSDP2) is gathered, so every rank must call this.
@@ -197,11 +187,9 @@ def export(model: nn.Module, *, committed_only: bool = False) -> nn.Module:
         found = module.__dict__.pop(ATTRIBUTE, None)
         if isinstance(found, HostSlots):
             found.hide_from_ddp(())
-            merge_pairs(found.pairs, partial(_is_part, committed_only=committed_only))
+            found.end_growth(keep=not committed_only)
         _drop_our_hooks(module)
-    exporter = _Exporter(twin, committed_only=committed_only)
-    plain = exporter.convert(twin, "")
-    exporter.insert_copies()
+    plain = _Exporter().convert(twin, "")
     require_plain(plain)
     return plain
 
@@ -218,37 +206,17 @@ def _drop_our_hooks(module: nn.Module) -> None:
                 del table[number]
 
 
-def _is_part(slot: PairSlot, group: UnitGroup, *, committed_only: bool) -> bool:
-    """Return whether the exported model includes new units of a pair."""
-    # Units that are germinated or train in isolation have alpha 0.
-    if group.alpha == 0.0 or (slot.is_off and group.seed is slot.seed):
-        return False
-    return slot.is_committed(group) or not committed_only
-
-
 class _Exporter:
     """Converts the modules of one copied model, innermost first."""
 
-    def __init__(self, model: nn.Module, *, committed_only: bool) -> None:
-        self._model = model
-        self._ties = Ties(model)
-        self._committed_only = committed_only
+    def __init__(self) -> None:
         self._done: dict[nn.Module, nn.Module] = {}
-        self._copies: list[tuple[ListPlace, nn.Module, nn.Module]] = []
-        """The entry of a list that each copied block follows, what follows, and the copy in it."""
 
     def convert(self, module: nn.Module, name: str) -> nn.Module:
         """Return the plain form of a module; a module that occurs twice is converted once."""
         if module not in self._done:
             self._done[module] = self._convert(module, name)
         return self._done[module]
-
-    def insert_copies(self) -> None:
-        """Add copied blocks to the lists of their blocks; call it when all is converted."""
-        # From the end, because an entry changes the indices of those after it.
-        order = sorted(range(len(self._copies)), key=lambda k: (self._copies[k][0].index, k))
-        for number in reversed(order):
-            insert_entry(*self._copies[number])
 
     def _convert(self, module: nn.Module, name: str) -> nn.Module:
         if isinstance(module, SeedSlot):
@@ -263,81 +231,15 @@ class _Exporter:
         return to_plain(module, name)
 
     def _convert_slot(self, slot: SeedSlot, name: str) -> nn.Module:
-        """Return the block of a slot with its seeds; copies may join the block's list instead."""
-        block = last = self.convert(slot.block, name)
-        layers = [layer for layer in slot.unstacked() if self._is_kept(layer)]
-        # A seed that reads the block's input has to be in the same entry as the block.
-        parallel = [k for k, layer in enumerate(layers) if layer.form == SeedForm.PARALLEL]
-        n_inside = 1 + max(parallel, default=-1)
-        n_copies = len(self._copies)
-        for number, layer in enumerate(layers):
-            layer.block = last
-            # A copy inside a block that was copied too has no list of its own left.
-            place = find_list(self._model, layer.name) if _is_entry(layer) else None
-            if number >= n_inside and place is not None:
-                last = self._add_entry(layer, place)
+        """Return the block of a slot with its seeds beside it."""
+        block = self.convert(slot.block, name)
+        for layer in slot.unstacked():
+            assert layer.seed is not None, "a slot in use has seeds"
+            # Some seeds add zero whatever the style.
+            if (slot.is_off and layer.seed is slot.seed) or type(layer.seed) is NoopSeed:
                 continue
-            last = self._add_seed(layer)
-            if len(self._copies) == n_copies:
-                block = last
-            else:
-                place, _, copied = self._copies[-1]
-                self._copies[-1] = (place, last, copied)
+            layer.block = block
+            gate = None if layer.gate is None else self.convert(layer.gate, f"{name}.gate")
+            seed = self.convert(layer.seed, f"{name}.seed")
+            block = compose(layer, seed, gate, layer.alpha)
         return block
-
-    def _is_kept(self, slot: SeedSlot) -> bool:
-        """Return whether the exported model includes the seed of a slot."""
-        # A seed that is germinated or trains in isolation has alpha 0.
-        if slot.seed is None or slot.is_off or slot.alpha == 0.0:
-            return False
-        return slot.stage == Stage.FOSSILIZED or not self._committed_only
-
-    def _add_seed(self, slot: SeedSlot) -> nn.Module:
-        """Return the slot's block, which is already plain, together with its seed."""
-        assert slot.seed is not None
-        # It adds zero whatever the style.
-        if type(slot.seed) is NoopSeed:
-            return slot.block
-        if merge_seed(slot, self._ties):
-            return slot.block
-        gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
-        alpha, is_copy = slot.alpha, isinstance(slot.seed, BlockCopy)
-        own = slot.seed.block if isinstance(slot.seed, BlockCopy) else slot.seed
-        seed = self.convert(own, f"{slot.name}.seed")
-        is_added = slot.life.style in ADD_STYLES and not is_copy
-        if is_added and scale_last_layer(seed, alpha, self._ties):
-            alpha = 1.0
-        return compose(slot, seed, gate, alpha)
-
-    def _add_entry(self, slot: SeedSlot, place: ListPlace) -> nn.Module:
-        """Add the copied block of a slot to the list of its block, and return the entry."""
-        seed = slot.seed
-        assert isinstance(seed, BlockCopy)
-        copied = self.convert(seed.block, f"{slot.name}.seed")
-        gate = None if slot.gate is None else self.convert(slot.gate, f"{slot.name}.gate")
-        is_whole = slot.life.style in ADD_STYLES and self._ties.may_change([seed])
-        is_whole = is_whole and (slot.alpha == 1.0 or scale_copy(slot, copied, slot.alpha))
-        entry = copied
-        if not (is_whole and self._fold_norm(seed, slot.block)):
-            entry = compose_entry(slot, copied, gate, 1.0 if is_whole else slot.alpha)
-        self._copies.append((place, entry, copied))
-        return entry
-
-    def _fold_norm(self, seed: BlockCopy, block: nn.Module) -> bool:
-        """Fold what a copy does to its input into the block before it; return whether it can be."""
-        if not seed.identity.norms:
-            return True
-        try:
-            norm = block.get_submodule(seed.identity.norms[-1])
-        except AttributeError:
-            return False
-        if not self._ties.may_change([norm]):
-            return False
-        weight, bias = read_affine(norm)
-        write_affine(norm, weight / seed.scale, (bias - seed.shift) / seed.scale)
-        return True
-
-
-def _is_entry(slot: SeedSlot) -> bool:
-    """Return whether a slot's seed becomes one more entry of the list that holds its block."""
-    return isinstance(slot.seed, BlockCopy) and slot.seed.identity.is_entry

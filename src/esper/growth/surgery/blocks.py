@@ -7,62 +7,28 @@ normalized input, so the weight and bias of that norm move on to the last of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from esper.growth.blueprints.deepening import become_identity, read_affine, write_affine
 from esper.growth.dry_run import Call, record_calls
-from esper.growth.module_lists import find_list, is_list, set_entries
+from esper.growth.module_lists import is_list, set_entries
 from esper.growth.modules import named_modules
-from esper.growth.residual_blocks import add_identities, main_output
-from esper.growth.seed_slot import copy_plain
-from esper.growth.sites import BlockIdentity, SlotSite, TensorKind
+from esper.growth.residual_blocks import (
+    become_identity,
+    draw_weights,
+    find_identities,
+    main_output,
+    read_affine,
+    write_affine,
+)
+from esper.growth.seed_slot import BlockWrapper, copy_plain
 from esper.growth.surgery.edits import Edits, Replacement
+from esper.growth.surgery.places import BlockIdentity, BlockList
 
-
-@dataclass(frozen=True)
-class BlockList:
-    """A list of blocks of which some can be followed by a copy."""
-
-    name: str
-    """The name of the list with a star for the index: ``model.layers.*``."""
-    container: str
-    length: int
-    identities: Mapping[int, BlockIdentity]
-    """How the copy of a block becomes the identity, by index."""
-    is_stack: bool
-    """Whether all blocks are residual, as in a stack of encoder blocks; stages are not."""
-
-    def block(self, index: int) -> str:
-        """Return the name of a block."""
-        return f"{self.container}.{index}" if self.container else str(index)
-
-    def spread(self, n_new: int, period: int = 1) -> tuple[int, ...]:
-        """Return the index that each block of the longer list is, or is a copy of.
-
-        Copies stand behind their originals, spread over the list. With a period, as many blocks in
-        a row are copied together, for models whose blocks take turns by their index; the list stays
-        as it is if that cannot be.
-        """
-        runs = [
-            tuple(range(first, first + period))
-            for first in range(0, self.length - period + 1, period)
-            if all(first + k in self.identities for k in range(period))
-        ]
-        counts: dict[int, int] = {}
-        is_possible = bool(runs) and n_new % period == 0
-        for number in range(n_new // period if is_possible else 0):
-            run = runs[-(-(number + 1) * len(runs) // (n_new // period)) - 1]
-            counts[run[-1]] = counts.get(run[-1], 0) + 1
-        order: list[int] = []
-        for index in range(self.length):
-            order.append(index)
-            order += [*range(index - period + 1, index + 1)] * counts.get(index, 0)
-        return tuple(order)
+Start = Literal["zero", "fresh", "copy"]
 
 
 def find_block_lists(
@@ -84,36 +50,54 @@ def find_block_lists(
     }
     blocks = {name: model.get_submodule(name) for name in names}
     calls = record_calls(model, blocks, sample_input)
-    sites: list[SlotSite] = []
+    inputs: dict[str, int | str] = {}
     for name in blocks:
-        site = _site_of(name, calls[name])
-        if isinstance(site, str):
-            problems[name] = site
-        else:
-            sites.append(site)
+        try:
+            inputs[name] = _find_input(calls[name])
+        except ValueError as reason:
+            problems[name] = str(reason)
     found: dict[str, dict[int, BlockIdentity]] = {}
-    kinds: dict[str, list[object]] = {}
-    for site in add_identities(model, sites, sample_input, shares_arguments=False):
-        if site.identity is None:
-            problems[site.name] = site.why_not_residual
+    for name, identity in find_identities(model, inputs, sample_input).items():
+        if isinstance(identity, str):
+            problems[name] = identity
         else:
-            index = int(site.name.rpartition(".")[2])
-            found.setdefault(names[site.name], {})[index] = site.identity
-            kinds.setdefault(names[site.name], []).append(_structure(blocks[site.name]))
+            found.setdefault(names[name], {})[int(name.rpartition(".")[2])] = identity
     lists: list[BlockList] = []
     for name, identities in found.items():
+        entries = list(_entries(containers[name]).values())
+        kinds = [_structure(entries[index]) for index in identities]
         # The first block may have what others share, such as position biases.
-        usual = max(reversed(kinds[name]), key=kinds[name].count)
-        alike = [kind == usual for kind in kinds[name]]
-        able = {
-            k: identity
-            for (k, identity), fits in zip(identities.items(), alike, strict=True)
-            if fits
-        }
-        length = len(_entries(containers[name]))
-        is_stack = len(identities) == length
-        lists.append(BlockList(f"{name}.*" if name else "*", name, length, able, is_stack))
+        usual = max(reversed(kinds), key=kinds.count)
+        able = dict(zip(identities, (kind == usual for kind in kinds), strict=True))
+        lists.append(
+            BlockList(
+                name=f"{name}.*" if name else "*",
+                container=name,
+                identities=tuple(
+                    identities[index] if able.get(index) else None for index in range(len(entries))
+                ),
+                is_stack=len(identities) == len(entries),
+            )
+        )
     return lists
+
+
+def outer_lists(found: Sequence[BlockList]) -> list[BlockList]:
+    """Return the lists that grow where lists lie inside blocks of others.
+
+    The outer list counts if all of its blocks can be copied, as in a stack of encoder blocks; else
+    it is a list of stages, and the lists in them count.
+    """
+    outer = [
+        each
+        for each in found
+        if each.is_stack or not any(_is_inside(other, each) for other in found)
+    ]
+    return [each for each in outer if not any(_is_inside(each, other) for other in outer)]
+
+
+def _is_inside(inner: BlockList, outer: BlockList) -> bool:
+    return inner is not outer and inner.container.startswith(outer.name.removesuffix("*"))
 
 
 def _structure(block: nn.Module) -> object:
@@ -127,45 +111,62 @@ def add_blocks(
     blocks: BlockList,
     sources: Sequence[int],
     *,
-    is_identity: bool,
-    has_own_config: bool,
-) -> None:
-    """Insert copies of blocks into a list.
+    start: Start = "zero",
+    has_own_config: bool = True,
+) -> list[nn.Module]:
+    """Insert copies of blocks into a list, and return them.
 
     Args:
         edits: Records the changes.
         blocks: The list.
         sources: The index that each block of the longer list is, or is a copy of.
-        is_identity: Whether copies start as the identity, or with the weights of the block.
+        start: Whether copies start as the identity ("zero"), also with new weights behind what is
+            zeroed ("fresh"), or with the weights of the block ("copy").
         has_own_config: Whether counts of blocks in configurations are to follow.
     """
-    place = find_list(edits.model, blocks.block(sources[0]))
-    assert place is not None, "the block is an entry of a list"
-    originals = list(_entries(place.container).values())
+    originals = list(_entries(edits.model.get_submodule(blocks.container)).values())
     entries: list[tuple[nn.Module, int]] = []
     copies: list[tuple[nn.Module, int]] = []
-    seen: set[int] = set()
-    for index in sources:
+    for position, index in enumerate(sources):
         block = originals[index]
-        if index in seen:
-            block = _copy(originals[index], blocks.identities[index], is_identity=is_identity)
+        if index in sources[:position]:
+            identity = blocks.identities[index]
+            assert identity is not None, "the block can be copied"
+            block = _copy(originals[index], identity, start)
             copies.append((block, index))
-        seen.add(index)
         entries.append((block, index))
-    set_entries(place, entries, edits.undo_list, has_own_config=has_own_config)
-    if is_identity:
+    set_entries(edits.model, blocks.container, entries, edits.undo_list, has_own_config)
+    if start != "copy":
         _move_norms(edits, entries, {id(copied) for copied, _ in copies}, blocks)
     for copied, index in copies:
-        old = dict(originals[index].named_parameters())
+        old = dict(_plain(originals[index]).named_parameters())
         for name, parameter in copied.named_parameters():
-            edits.replaced.append(Replacement(name, None, parameter, {}, old[name]))
+            edits.replaced.append(Replacement(name, None, parameter, {}, old.get(name)))
+    return [copied for copied, _ in copies]
 
 
-def _copy(block: nn.Module, identity: BlockIdentity, *, is_identity: bool) -> nn.Module:
+@torch.no_grad()
+def remove_blocks(edits: Edits, blocks: BlockList, removed: Collection[int]) -> None:
+    """Take blocks out of a list."""
+    before = list(_entries(edits.model.get_submodule(blocks.container)).values())
+    entries = [(block, index) for index, block in enumerate(before) if index not in removed]
+    set_entries(edits.model, blocks.container, entries, edits.undo_list, has_own_config=True)
+    for index in sorted(removed):
+        edits.dropped += before[index].parameters()
+
+
+def _copy(block: nn.Module, identity: BlockIdentity, start: Start) -> nn.Module:
     copied = copy_plain(block)
-    if is_identity:
+    if start == "fresh":
+        draw_weights(copied, identity)
+    if start != "copy":
         become_identity(copied, identity)
     return copied
+
+
+def _plain(block: nn.Module) -> nn.Module:
+    """Return the block inside a slot that a seed grows in."""
+    return block.block if isinstance(block, BlockWrapper) else block
 
 
 def _move_norms(
@@ -173,47 +174,43 @@ def _move_norms(
 ) -> None:
     """Let only the last of the copies behind a block scale and shift what its last norm returns."""
     for position, (block, index) in enumerate(entries):
-        norms = blocks.identities[index].norms if index in blocks.identities else ()
+        identity = blocks.identities[index]
+        norms = () if identity is None else identity.norms
         end = position + 1
         while end < len(entries) and id(entries[end][0]) in copies:
             end += 1
         if id(block) in copies or end == position + 1 or not norms:
             continue
-        norm = block.get_submodule(norms[-1])
+        norm = _plain(block).get_submodule(norms[-1])
         weight, bias = read_affine(norm)
         for name, parameter in norm.named_parameters(recurse=False):
             edits.replace_in(norm, name, parameter.detach().clone())
         for other, _ in entries[position : end - 1]:
-            write_affine(other.get_submodule(norms[-1]), 1.0, 0.0)
-        write_affine(entries[end - 1][0].get_submodule(norms[-1]), weight, bias)
+            write_affine(_plain(other).get_submodule(norms[-1]), 1.0, 0.0)
+        write_affine(_plain(entries[end - 1][0]).get_submodule(norms[-1]), weight, bias)
 
 
 def _entries(module: nn.Module) -> dict[str, Any]:
     return module.__dict__["_modules"]
 
 
-_KINDS = {4: TensorKind.FEATURE_MAP, 3: TensorKind.SEQUENCE, 2: TensorKind.VECTOR}
+def _find_input(calls: Sequence[Call]) -> int | str:
+    """Return the argument of a block that its output is added to.
 
-
-def _site_of(name: str, calls: Sequence[Call]) -> SlotSite | str:
-    """Return what a block reads and returns, or why a copy cannot follow it."""
+    Raises:
+        ValueError: Saying why a copy cannot follow the block.
+    """
     if len(calls) != 1:
-        return f"the model calls it {len(calls)} times per forward pass instead of once"
+        raise ValueError(f"the model calls it {len(calls)} times per forward pass instead of once")
     output = main_output(calls[0].output)
-    if output is None or output.ndim not in _KINDS:
-        return "it does not return a tensor of two to four axes"
-    shape = tuple(output.shape)
+    if output is None or output.ndim not in (2, 3, 4):
+        raise ValueError("it does not return a tensor of two to four axes")
     given = calls[0].tensors()
     key = next((key for key, x in given.items() if x.shape == output.shape), None)
     if key is None:
         shapes = ", ".join(str(list(x.shape)) for x in given.values()) or "no tensor"
-        return f"it maps {shapes} to {list(shape)}, so a copy cannot read what it returns"
+        shape = list(output.shape)
+        raise ValueError(f"it maps {shapes} to {shape}, so a copy cannot read what it returns")
     if given[key]._version != calls[0].versions[key]:
-        return "it changes its input in place"
-    return SlotSite(
-        name=name,
-        kind=_KINDS[output.ndim],
-        output_shape=shape,
-        input_shape=tuple(given[key].shape),
-        input_key=key,
-    )
+        raise ValueError("it changes its input in place")
+    return key

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.errors import SurgeryError, type_of
-from esper.growth.surgery.edits import Edits, Replacement, expanded
+from esper.growth.surgery.edits import Edits, Replacement
 
 
 def as_list(given: Any, kind: type, name: str) -> list[Any]:
@@ -52,6 +52,10 @@ def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> None:
         for each in edits.replaced:
             for group in groups:
                 _carry(optimizer, group["params"], each)
+        for dropped in edits.dropped:
+            optimizer.state.pop(dropped, None)
+            for group in groups:
+                group["params"][:] = [p for p in group["params"] if p is not dropped]
         for group in groups:
             _sort_new(group["params"], edits)
 
@@ -94,7 +98,7 @@ def _padded(state: dict[str, Any], change: Replacement) -> dict[str, Any]:
         if not isinstance(value, Tensor) or value.numel() == 1:
             found[name] = value
         elif value.shape == change.old.shape:  # pyright: ignore[reportOptionalMemberAccess]
-            found[name] = expanded(value, change.indices, change.new)
+            found[name] = change.carry(value)
         else:
             return {}
     return found

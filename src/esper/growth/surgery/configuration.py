@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.growth.modules import named_modules
 from esper.growth.surgery.edits import Edits
+from esper.growth.surgery.places import Group
 
 MAX_BUILDS, MAX_BRANCHES = 200, 2
 """Models that a search builds, and changes of a field that it goes on from, at most."""
@@ -34,6 +35,19 @@ class SizeChange:
     """For blocks: the index that each block had before."""
     fixed: tuple[tuple[str, int], ...] = ()
     """Fields that must keep a value that would otherwise follow from the size."""
+
+
+def find_sizes(group: Group, n_new: int) -> list[SizeChange]:
+    """Return the units or heads of each place before and after so many were added."""
+    heads = group.heads
+    if heads is None:
+        return [SizeChange(group.units, group.units + n_new)]
+    fixed = (("head_dim", heads.size),)
+    factors = (heads.per_unit, 1, heads.per_unit * heads.size, heads.size)
+    return [
+        SizeChange(group.units * k, (group.units + n_new) * k, fixed=fixed)
+        for k in dict.fromkeys(factors)
+    ]
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,18 @@ from esper.growth.host_slots import own_slots, unwrapped
 from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
 from esper.growth.residual_blocks import NORM_TOLERANCE
 from esper.growth.sharding import find_mesh
-from esper.growth.surgery.blocks import BlockList, add_blocks, find_block_lists
+from esper.growth.surgery.blocks import add_blocks, find_block_lists, outer_lists
 from esper.growth.surgery.carrying import as_list, carry_optimizers, own_module
 from esper.growth.surgery.configuration import (
     SizeChange,
+    find_sizes,
     follow_sizes,
     has_configuration,
     rebuilt,
     require_valid,
 )
 from esper.growth.surgery.edits import Edits, add_units
-from esper.growth.surgery.places import Group, group_places, matches
+from esper.growth.surgery.places import BlockList, Group, group_places, matches
 from esper.growth.surgery.tracing import PlaceFinder, largest_difference, tolerance_for
 from esper.modes import evaluation_mode
 
@@ -128,15 +129,7 @@ class Widening(Plan):
 
     def sizes(self, group: Group) -> list[SizeChange]:
         """Return the units or heads of each place before and after."""
-        n_new, heads = self._n_new(group), group.heads
-        if heads is None:
-            return [SizeChange(group.units, group.units + n_new)]
-        fixed = (("head_dim", heads.size),)
-        factors = (heads.per_unit, 1, heads.per_unit * heads.size, heads.size)
-        return [
-            SizeChange(group.units * k, (group.units + n_new) * k, fixed=fixed)
-            for k in dict.fromkeys(factors)
-        ]
+        return find_sizes(group, self._n_new(group))
 
     def row(self, group: Group, edits: Edits) -> ChangedPlace:
         """Return what became of a group; weights between two new units count for both."""
@@ -169,13 +162,18 @@ class Deepening(Plan):
         problems: dict[str, str] = {}
         found = find_block_lists(operation.model, operation.sample_input, problems)
         self.problems = problems
-        self.groups = _stacks(found)
+        self.groups = outer_lists(found)
         self._by, self._to, self._is_identity = by, to, is_identity
         self._period = 1
 
     def tolerance(self, chosen: Sequence[BlockList]) -> float:
         """Allow for the epsilon of norms that copies end in, and for copies with weights."""
-        has_norms = any(each.norms for blocks in chosen for each in blocks.identities.values())
+        has_norms = any(
+            identity.norms
+            for blocks in chosen
+            for identity in blocks.identities
+            if identity is not None
+        )
         return (NORM_TOLERANCE if has_norms else 0.0) if self._is_identity else math.inf
 
     def variants(self) -> list[Plan]:
@@ -193,7 +191,7 @@ class Deepening(Plan):
                 edits,
                 blocks,
                 self.sizes(blocks)[0].sources,
-                is_identity=self._is_identity,
+                start="zero" if self._is_identity else "copy",
                 has_own_config=not has_configuration(edits.model),
             )
 
@@ -428,24 +426,6 @@ def _select(plan: Plan, at: At) -> list[Any]:
             )
         chosen += [group for group in found if group not in chosen]
     return chosen
-
-
-def _stacks(found: Sequence[BlockList]) -> list[BlockList]:
-    """Return the lists to deepen where lists lie inside blocks of others.
-
-    The outer list counts if all of its blocks can be copied, as in a stack of encoder blocks; else
-    it is a list of stages, and the lists in them count.
-    """
-    outer = [
-        each
-        for each in found
-        if each.is_stack or not any(_is_inside(other, each) for other in found)
-    ]
-    return [each for each in outer if not any(_is_inside(each, other) for other in outer)]
-
-
-def _is_inside(inner: BlockList, outer: BlockList) -> bool:
-    return inner is not outer and inner.container.startswith(outer.name.removesuffix("*"))
 
 
 def _require_changeable(model: nn.Module) -> None:

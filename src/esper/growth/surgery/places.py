@@ -1,21 +1,22 @@
-"""Places of a model that can be widened, and groups of places that repeat.
+"""Places of a model that can be widened, groups of places that repeat, and lists of blocks.
 
 The name of a place is that of the module that holds it alone, such as ``layers.0.mlp``, or else
 those of its layers, ``conv1>conv2``. Places of the same kind in blocks that repeat form a group,
-named like them with a star: ``layers.*.mlp``.
+named like them with a star: ``layers.*.mlp``. Everything here is plain data.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 from torch import nn
 
 from esper.growth.modules import named_modules
-from esper.growth.surgery.layers import Entries
+from esper.growth.surgery.layers import Entries, Role
 
 STAR = "*"
 
@@ -55,6 +56,24 @@ class Place:
         """Names of all layers that hold entries, in order."""
         return tuple(dict.fromkeys(entry.tensor.rpartition(".")[0] for entry in self.entries))
 
+    def renamed(self, rename: Callable[[str], str]) -> Place:
+        """Return the place with other names of modules."""
+        return replace(
+            self,
+            entries=tuple(replace(each, tensor=rename(each.tensor)) for each in self.entries),
+            writers=tuple(map(rename, self.writers)),
+            readers=tuple(map(rename, self.readers)),
+            sizes=tuple((rename(name), attribute, n) for name, attribute, n in self.sizes),
+        )
+
+    @property
+    def reads_itself(self) -> bool:
+        """Whether a layer that computes the units also reads them, as a recurrent one does."""
+        return any(
+            each.role is Role.READ and each.tensor.rpartition(".")[0] in self.writers
+            for each in self.entries
+        )
+
 
 @dataclass(frozen=True)
 class Group:
@@ -72,6 +91,72 @@ class Group:
     def heads(self) -> Heads | None:
         """How the units are heads of attention layers; None if they are plain units."""
         return self.places[0].heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockIdentity:
+    """How a residual block becomes the identity, so that a copy of it can start unnoticed.
+
+    With the parameters of some layers set to zero, the block computes ``x``. A block that ends in
+    a norm, ``norm(x + f(x))``, computes ``x`` if ``x`` is normalized and all norms of its residual
+    stream have weight 1 and bias 0.
+    """
+
+    zeroed: tuple[str, ...]
+    """Names, inside the block, of the layers whose own parameters are zeroed."""
+    norms: tuple[str, ...] = ()
+    """Names of the norms of the residual stream of a block that ends in one; that one is last."""
+    is_scalable: bool = False
+    """Whether each of the zeroed layers is called once, so that what it returns can be scaled."""
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """A list of blocks of which some can be followed by a copy."""
+
+    name: str
+    """The name of the list with a star for the index: ``model.layers.*``."""
+    container: str
+    identities: tuple[BlockIdentity | None, ...]
+    """How the copy of each block becomes the identity; None for blocks that have no copies."""
+    is_stack: bool
+    """Whether all blocks are residual, as in a stack of encoder blocks; stages are not."""
+
+    @property
+    def length(self) -> int:
+        """The number of blocks."""
+        return len(self.identities)
+
+    def block(self, index: int) -> str:
+        """Return the name of a block."""
+        return f"{self.container}.{index}" if self.container else str(index)
+
+    def spread(self, n_new: int, period: int = 1) -> tuple[int, ...]:
+        """Return the index that each block of the longer list is, or is a copy of.
+
+        Copies stand behind their originals, spread over the list. With a period, as many blocks in
+        a row are copied together, for models whose blocks take turns by their index; the list stays
+        as it is if that cannot be.
+        """
+        runs = [
+            tuple(range(first, first + period))
+            for first in range(0, self.length - period + 1, period)
+            if all(self.identities[first + k] is not None for k in range(period))
+        ]
+        counts: dict[int, int] = {}
+        is_possible = bool(runs) and n_new % period == 0
+        for number in range(n_new // period if is_possible else 0):
+            run = runs[-(-(number + 1) * len(runs) // (n_new // period)) - 1]
+            counts[run[-1]] = counts.get(run[-1], 0) + 1
+        order: list[int] = []
+        for index in range(self.length):
+            order.append(index)
+            order += [*range(index - period + 1, index + 1)] * counts.get(index, 0)
+        return tuple(order)
+
+    def with_blocks(self, sources: Sequence[int]) -> BlockList:
+        """Return the list with other blocks, each of which is one of before or a copy of it."""
+        return replace(self, identities=tuple(self.identities[index] for index in sources))
 
 
 def common_module(names: Sequence[str]) -> str:
@@ -141,11 +226,21 @@ def name_places(model: nn.Module, places: Sequence[Place]) -> list[str]:
         inside = [other for other in around if f"{other}.".startswith(f"{module}.")]
         if module and module not in entries and len(inside) == 1:
             names.append(module)
+        elif len(place.writers) <= MAX_WRITERS and len(place.readers) <= MAX_READERS:
+            names.append(layers_name(place, module if outer_block(module, entries) else ""))
         else:
-            writers, readers = "+".join(place.writers), "+".join(place.readers)
-            is_short = len(place.writers) <= MAX_WRITERS and len(place.readers) <= MAX_READERS
-            names.append(f"{writers}>{readers}" if is_short else place.writers[0])
+            names.append(place.writers[0])
     return names
+
+
+def layers_name(place: Place, around: str = "") -> str:
+    """Return a name made of a place's layers, which are all in the module ``around``."""
+    prefix = f"{around}." if around else ""
+    writers, readers = (
+        "+".join(name.removeprefix(prefix) for name in names)
+        for names in (place.writers, place.readers)
+    )
+    return f"{prefix}{writers}>{readers}"
 
 
 def matches(name: str, wanted: str) -> bool:
@@ -153,6 +248,80 @@ def matches(name: str, wanted: str) -> bool:
     if name == wanted or name.startswith((f"{wanted}.", f"{wanted}>")):
         return True
     return STAR in wanted and fnmatchcase(name, re.sub(r"([\[\]?])", r"[\1]", wanted))
+
+
+def renamed(name: str, container: str, sources: Sequence[int], copy: int = 0) -> str:
+    """Return the name of a module after a list of blocks got other entries.
+
+    Args:
+        name: The name before.
+        container: The name of the list.
+        sources: The index before of each entry now, or of the one that it is a copy of.
+        copy: Which of the entries with this source is meant; 0 for the block itself.
+    """
+    index = _index_in(name, container)
+    if index is None:
+        return name
+    prefix = f"{container}." if container else ""
+    rest = name[len(prefix) + len(str(index)) :]
+    return f"{prefix}{[k for k, source in enumerate(sources) if source == index][copy]}{rest}"
+
+
+def follow_blocks(
+    places: Iterable[Place], container: str, sources: Sequence[int]
+) -> tuple[Place, ...]:
+    """Return places after a list of blocks got other entries.
+
+    A place inside a block has copies in the copies of the block; one that reaches over blocks gets
+    the entries of copies.
+    """
+    found: list[Place] = []
+    for place in places:
+        indices = {_index_in(each.tensor, container) for each in place.entries}
+        if len(indices) == 1:
+            (index,) = indices
+            count = 1 if index is None else sources.count(index)
+            for copy in range(count):
+                move = partial(renamed, container=container, sources=sources, copy=copy)
+                found.append(replace(place.renamed(move), name=move(place.name)))
+            continue
+
+        def spread(names: Iterable[str]) -> list[str]:
+            return [
+                renamed(name, container, sources, copy)
+                for name in names
+                for copy in range(_count_copies(name, container, sources))
+            ]
+
+        entries = [
+            replace(each, tensor=name) for each in place.entries for name in spread([each.tensor])
+        ]
+        writers, readers = spread(place.writers), spread(place.readers)
+        sizes = [(n, a, count) for name, a, count in place.sizes for n in spread([name])]
+        found.append(
+            replace(
+                place,
+                entries=tuple(entries),
+                writers=tuple(writers),
+                readers=tuple(readers),
+                sizes=tuple(sizes),
+            )
+        )
+    return tuple(found)
+
+
+def _count_copies(name: str, container: str, sources: Sequence[int]) -> int:
+    index = _index_in(name, container)
+    return 1 if index is None else sources.count(index)
+
+
+def _index_in(name: str, container: str) -> int | None:
+    """Return the index of the entry of a list that a module is in; None outside of it."""
+    prefix = f"{container}." if container else ""
+    if not name.startswith(prefix):
+        return None
+    index = name[len(prefix) :].partition(".")[0]
+    return int(index) if index.isdigit() else None
 
 
 def _relative(place: Place) -> Iterable[tuple[object, ...]]:

@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.errors import summarize_error
 from esper.growth.dry_run import Call, call_model, hooked, recorded_calls, tensors_in
 from esper.growth.modules import module_names, named_modules, unchanged_buffers
+from esper.growth.sites import TensorKind, kind_of
 from esper.growth.surgery.edits import Edits, add_units, tensor_of
 from esper.growth.surgery.heads import HeadLayout, find_head_layout
 from esper.growth.surgery.layers import (
@@ -154,6 +155,15 @@ class PlaceFinder:
         found.sort(key=lambda place: order[place.writers[0]])
         names = name_places(self.model, found)
         return [replace(place, name=name) for place, name in zip(found, names, strict=True)]
+
+    def output_kinds(self) -> dict[str, TensorKind]:
+        """Return the layout of what each layer returned, if it has one."""
+        found: dict[str, TensorKind] = {}
+        for name in self._layers:
+            outputs = [x for call in self._calls[name] for x in tensors_in(call.output)]
+            kind = kind_of(outputs[0]) if outputs else None
+            found[name] = TensorKind.VECTOR if kind is None else kind
+        return found
 
     @contextmanager
     def _quietly(self) -> Generator[None]:
@@ -487,13 +497,7 @@ def _moved(place: Place, block: str, writer: str) -> Place:
     def move(name: str) -> str:
         return other + name[len(block) :]
 
-    return replace(
-        place,
-        entries=tuple(replace(each, tensor=move(each.tensor)) for each in place.entries),
-        writers=tuple(map(move, place.writers)),
-        readers=tuple(map(move, place.readers)),
-        sizes=tuple((move(name), attribute, count) for name, attribute, count in place.sizes),
-    )
+    return place.renamed(move)
 
 
 def _poisoned(output: Any, axis: int, unit: int, n_units: int) -> Any:

@@ -72,7 +72,7 @@ def _mlp(rng: np.random.Generator, *, n_outputs: int, n_features: int | None = N
         activation=MLP_ACTIVATIONS[rng.choice(3, p=(0.5, 0.3, 0.2))],
         has_norm=bool(rng.random() < 0.35),
     )
-    return HostMaker(config)
+    return HostMaker(config, has_modules=False)
 
 
 def _cnn(rng: np.random.Generator) -> HostMaker:
@@ -84,7 +84,7 @@ def _cnn(rng: np.random.Generator) -> HostMaker:
         hidden=int(rng.integers(2, 7)),
         n_blocks=int(rng.integers(1, 3)),
     )
-    return HostMaker(config)
+    return HostMaker(config, has_modules=False)
 
 
 def _gpt(rng: np.random.Generator) -> HostMaker:
@@ -95,4 +95,4 @@ def _gpt(rng: np.random.Generator) -> HostMaker:
         hidden=16,
         n_blocks=1,
     )
-    return HostMaker(config)
+    return HostMaker(config, has_modules=False)
