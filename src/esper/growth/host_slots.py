@@ -372,7 +372,8 @@ class HostSlots(Mapping[str, Slot]):
         if find_mesh(self.model) is not None:
             raise SlotError(
                 f"slot {place.name!r} cannot grow: the model is sharded, and new units or blocks "
-                "cannot join its shards; grow it before fully_shard, or use DistributedDataParallel."
+                "cannot join its shards; grow it before fully_shard, or train it with "
+                "DistributedDataParallel."
             )
         place.require_unchanged()
         edits = Edits(self.model)

@@ -178,7 +178,7 @@ def _name_of(group: Group) -> str:
     """Return the name of a slot on a group: that of the group, or else of the layers."""
     if len(group.places) > 1 or PAIR in group.name:
         return group.name
-    place = group.places[0]
+    place = next(iter(group.places))
     if len(place.writers) > MAX_WRITERS or len(place.readers) > MAX_READERS:
         return f"{place.writers[0]}{PAIR}{STAR}"
     return layers_name(place)

@@ -188,9 +188,9 @@ class _Trial:
         def holds(names: Sequence[str]) -> bool:
             return self._is_identity(names, (), tolerance)
 
-        if hint is not None and not hint.norms:
-            if self.layers.keys() >= set(hint.zeroed) and holds(hint.zeroed):
-                return hint
+        is_usual = hint is not None and not hint.norms and self.layers.keys() >= set(hint.zeroed)
+        if hint is not None and is_usual and holds(hint.zeroed):
+            return hint
         calls = self._run_layers()
         order = sorted(self.layers, key=lambda name: calls.order.get(_called(name, calls), -1))
         if not holds(order):

@@ -1,9 +1,11 @@
 """Blueprints: recipes for seeds, registered by name.
 
 Most are modules beside a block. Such a blueprint's builder takes a
-:class:`~esper.growth.sites.SlotSite` and returns a module with one tensor argument: a *serial* seed reads the block's output, a *parallel* seed the block's input. The
-module returns a change to the block's output, in the shape of that output, and must return zeros
-before training. Other packages register blueprints in the entry point group ``esper.blueprints``.
+:class:`~esper.growth.sites.SlotSite` and returns a module with one tensor argument: a *serial* seed
+reads the block's output, a *parallel* seed the block's input. The module returns a change to the
+block's output, in the shape of that output, and must return zeros before training. Others add units
+or blocks to the model's own layers. Other packages register blueprints in the entry point group
+``esper.blueprints``.
 """
 
 from __future__ import annotations

@@ -62,8 +62,7 @@ def draw_mirrored(first: nn.Linear, second: nn.Linear) -> None:
     nn.init.kaiming_normal_(first.weight)
     nn.init.kaiming_normal_(second.weight)
     for layer in (first, second):
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
+        nn.init.zeros_(layer.bias)
     _odd(first.weight, dim=0).copy_(_even(first.weight, dim=0))
     _odd(second.weight, dim=1).copy_(-_even(second.weight, dim=1))
     if first.weight.shape[0] % 2:
