@@ -208,14 +208,19 @@ class Population:
             counts[name] = counts.get(name, 0) + 1
         return counts
 
-    def train_epoch(self) -> EpochReport:
-        """Train every unfinished host for one epoch and advance its slots.
+    def measure(self, spec: HostSpec) -> HostCosts:
+        """Return the size and the FLOPs of a host that is not part of the population."""
+        return self._make_host(0, spec).costs
+
+    def train_epoch(self, hosts: Sequence[int] | None = None) -> EpochReport:
+        """Train unfinished hosts, all by default, for one epoch and advance their slots.
 
         A host that the governor rolls back loses its uncommitted seeds; the others are not
         affected.
         """
         tally = EpochTally(self.n_hosts, self._slot_arrays.stage.shape[1])
-        active: list[int] = np.flatnonzero(~self.is_finished).tolist()
+        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
+        active = [host for host in chosen if not self.is_finished[host]]
         is_compiled = np.zeros(len(active), np.bool_)
         if self.form != "torch" and active:
             is_compiled = self._vector_hosts.can_train(active)
