@@ -8,7 +8,7 @@ from esper.environment.env import GrowthEnv
 from esper.environment.runner import EpisodeResults, run_episodes
 from esper.environment.vector_env import GrowthVectorEnv
 from esper.errors import ConfigError
-from esper.populations.factory import Form
+from esper.populations import Form
 from esper.registration import register_environments
 from esper.tasks import Task
 

@@ -20,13 +20,12 @@ from esper.environment.draws import FinalSplit
 from esper.environment.hosts import Hosts, HostScores
 from esper.environment.records import EpisodeRecords
 from esper.environment.rewards import RewardTerms, potential, settle_step
-from esper.errors import ActionSpecError, ConfigError, ShapeError, UnsupportedEnvironmentError
+from esper.errors import ActionSpecError, ConfigError, ShapeError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
-from esper.populations import EpochReport, FirstSeed, Population
-from esper.populations.factory import Form
+from esper.populations import EpochReport, FirstSeed, Form, Population
 from esper.populations.host_data import HostState
 from esper.simic.stopwatch import Stopwatch
 from esper.tamiyo.controllers.price_schedule import PriceSchedule
@@ -124,7 +123,7 @@ class GrowthEpisodes:
                 "prior."
             )
         n_baseline = task.budget.n_epochs + 1 if self._has_baselines else 0
-        self.records = EpisodeRecords.blank(self.hosts.slot_arrays(), n_baseline)
+        self.records = EpisodeRecords.blank(self.population.slot_arrays(), n_baseline)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
         self._keeps_states = self._largest_counts = False
@@ -149,18 +148,8 @@ class GrowthEpisodes:
 
     @property
     def population(self) -> Population:
-        """The population of a task with a single design.
-
-        Raises:
-            UnsupportedEnvironmentError: If the hosts have several designs.
-        """
-        groups = self.hosts.groups
-        if len(groups) != 1:
-            raise UnsupportedEnvironmentError(
-                f"these hosts have {len(groups)} designs, each with its own population; use "
-                "growth.hosts.groups, or environments of one design."
-            )
-        return groups[0].population
+        """The population of all hosts."""
+        return self.hosts.population
 
     def begin(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
         """Replace hosts by those of new draw seeds, each at the start of an episode."""
@@ -196,7 +185,7 @@ class GrowthEpisodes:
         epoch_before, slots_before = records.epoch.copy(), records.slots_after_step()
 
         is_illegal, ops, refusals = self._apply_actions(actions, is_running)
-        is_training = is_running & ~self.hosts.is_finished
+        is_training = is_running & ~self.population.is_finished
         training: list[int] = np.flatnonzero(is_training).tolist()
         epoch = self._train_epoch()
         flops = epoch.flops.copy()
@@ -205,7 +194,7 @@ class GrowthEpisodes:
         self._settle(training, flops)
         records.n_steps[:] += is_running
 
-        ended = is_running & (self.hosts.is_finished | (records.epoch >= records.n_epochs))
+        ended = is_running & (self.population.is_finished | (records.epoch >= records.n_epochs))
         spent = flops / records.reference_flops
         records.flops_used[:] += spent
         added = np.where(is_training, records.slots.grown_parameters.sum(1), 0)
@@ -284,10 +273,8 @@ class GrowthEpisodes:
     def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
         """Let some hosts start with committed seeds; see :meth:`Population.plant`."""
         for host, first_seeds in seeds.items():
-            group, number = self.hosts.locate(host)
-            group.population.plant(number, first_seeds)
+            self.population.plant(host, first_seeds)
         self._masks = None
-        self.records.slots.parameters[:] = self.hosts.seed_parameters()
         self._score_untrained(list(seeds))
 
     def keep_states(self, *, largest_counts: bool = False) -> None:
@@ -304,12 +291,11 @@ class GrowthEpisodes:
     def stop(self, host: int) -> None:
         """Truncate an episode; its host trains no further."""
         self.records.is_over[host] = True
-        group, number = self.hosts.locate(host)
-        group.population.finish(number)
+        self.population.finish(host)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything the next step depends on: tensors and plain values."""
-        hosts = self.hosts.state_dict()
+        hosts = self.population.state_dict()
         tensors = {f"hosts/{name}": tensor for name, tensor in hosts["tensors"].items()}
         tensors |= {f"records/{n}": tensor for n, tensor in self.records.state_dict().items()}
         return {"tensors": tensors, "facts": {"hosts": hosts["facts"]}}
@@ -323,7 +309,8 @@ class GrowthEpisodes:
         seeds: list[int] = parts["records"]["draw_seed"].numpy().tolist()
         for host, seed in enumerate(seeds):
             self._replace(host, seed)
-        self.hosts.load_state_dict({"tensors": parts["hosts"], "facts": state["facts"]["hosts"]})
+        hosts = {"tensors": parts["hosts"], "facts": state["facts"]["hosts"]}
+        self.population.load_state_dict(hosts)
         self.records.load_state_dict(parts["records"])
         self._masks = None
 
@@ -353,17 +340,17 @@ class GrowthEpisodes:
 
     def _train_without_growing(self, host: int) -> None:
         """Record how a new host would do with no growth, and start it again."""
-        records, (group, number) = self.records, self.hosts.locate(host)
+        records, population = self.records, self.population
         best, scores, n_epochs = -np.inf, records.baseline_scores[host], records.n_epochs[host]
         for epoch in range(n_epochs + 1):
             if epoch:
-                group.population.train_epoch()
+                population.train_epoch([host])
             scores[epoch] = self.hosts.evaluate([host]).scores[0]
             if scores[epoch] > best:
                 best = scores[epoch]
                 records.baseline_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
         records.baseline_flops[host, : n_epochs + 1] = np.arange(n_epochs + 1) / n_epochs
-        group.start_again(number)
+        population.restart(host, population.specs[host])
 
     def _follow_schedule(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
         """Record how copies of new hosts do with the fixed schedule that suits their price."""
@@ -392,19 +379,18 @@ class GrowthEpisodes:
 
     def _start_record(self, host: int, seed: int) -> None:
         """Record what is known about a host before its first step."""
-        group, number = self.hosts.locate(host)
-        records, population = self.records, group.population
-        costs = population.costs_of(number)
+        records, hosts, population = self.records, self.hosts, self.population
+        spec, costs = population.specs[host], population.costs_of(host)
         records.clear(host)
         records.draw_seed[host] = seed
-        records.n_classes[host] = group.draws[number].n_classes
-        records.n_samples[host] = len(population.specs[number].data.train_inputs)
-        records.n_batches[host] = population.orders[number].n_batches
+        records.n_classes[host] = hosts.draws[host].n_classes
+        records.n_samples[host] = len(spec.data.train_inputs)
+        records.n_batches[host] = population.orders[host].n_batches
         records.n_parameters[host] = costs.host_parameters
         records.set_slot_sizes(host, costs.slot_sizes)
-        records.n_epochs[host] = group.n_epochs(number)
-        records.flop_price[host] = group.price(number)
-        epoch_flops = group.reference_epoch_flops(number)
+        records.n_epochs[host] = hosts.n_epochs(host)
+        records.flop_price[host] = hosts.price(host)
+        epoch_flops = hosts.reference_epoch_flops(host)
         records.reference_flops[host] = records.n_epochs[host] * epoch_flops
 
     def _score_untrained(self, hosts: list[int]) -> None:
@@ -437,7 +423,7 @@ class GrowthEpisodes:
     def _train_epoch(self) -> EpochReport:
         """Train every unfinished host for one epoch, which also ticks its slots."""
         with self.stopwatch.measure("training"):
-            report = self.hosts.train_epoch()
+            report = self.population.train_epoch()
         self.records.was_restored[:] = False
         self.records.was_restored[list(report.interventions)] = True
         return report
@@ -454,10 +440,9 @@ class GrowthEpisodes:
     def _measure_seeds(self, flops: Floats) -> None:
         """Measure what each held seed contributes, and add what that costs to ``flops``."""
         records, slots = self.records, self.records.slots
-        slots.parameters[:] = self.hosts.seed_parameters()
         slots.contribution[slots.blueprint < 0] = np.nan
         is_held = slots.stage == Stage.HOLDING
-        is_held &= ~self.hosts.is_finished[:, None]
+        is_held &= ~self.population.is_finished[:, None]
         slots.is_measured[:] = is_held
         for slot in range(self.slot_config.max_slots):
             hosts = np.flatnonzero(is_held[:, slot]).tolist()
@@ -502,18 +487,16 @@ class GrowthEpisodes:
         records.settle(better, is_kept, scores, final_scores)
         if self._keeps_states:
             for host, kept in zip(better, is_kept.tolist(), strict=True):
-                group, number = self.hosts.locate(host)
-                self._settled_states[host] = group.population.get_state(number), kept
+                self._settled_states[host] = self.population.get_state(host), kept
 
     def _end(self, ended: Flags) -> Floats:
         """End the training of hosts and return their final scores, NaN for the others."""
         for host in np.flatnonzero(ended).tolist():
-            group, number = self.hosts.locate(host)
             if host in self._settled_states:
                 state, is_kept = self._settled_states.pop(host)
-                group.population.set_state(number, state)
-                group.population.end_growth(number, keep=is_kept)
-            group.population.finish(number)
+                self.population.set_state(host, state)
+                self.population.end_growth(host, keep=is_kept)
+            self.population.finish(host)
         return np.where(ended, self.records.final_score, np.nan)
 
     def _potential(self) -> Floats:

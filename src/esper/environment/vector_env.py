@@ -31,7 +31,7 @@ from esper.environment.options import (
 from esper.errors import ConfigError, DtypeError, ResetNeededError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
-from esper.populations.factory import Form
+from esper.populations import Form
 from esper.simic.policy.action_spec import ActionSpec
 from esper.tamiyo.policy.action_masks import SLOT_BY_OP, ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
@@ -230,10 +230,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     @cached_property
     def _group_descriptions(self) -> list[dict[str, Any]]:
         """What determines the hosts of each design; computed once, as it hashes the data."""
-        groups = self.growth.hosts.groups
-        if self.task.draws_designs:
-            return [{**groups[0].describe(), "n_hosts": self.num_envs}]
-        return [{**group.describe(), "n_hosts": group.n_hosts} for group in groups]
+        return self.growth.hosts.describe()
 
     def _arguments(self) -> dict[str, Any]:
         """Return what must be equal for one environment to load the state of another."""

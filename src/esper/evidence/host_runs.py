@@ -252,7 +252,8 @@ class Recorder:
         found: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
         for (host, slot), numbers in self._settled_numbers.items():
             at, n_fossils = (host, slot), int(settled.n_fossils[host, slot])
-            fossils = population.lives(host)[config.slot_ids[slot]].fossils[:n_fossils]
+            name = population.slot_config_of(host).slot_ids[slot]
+            fossils = population.lives(host)[name].fossils[:n_fossils]
             seeds = [
                 (config.blueprint_index(one.blueprint), STYLES.index(one.style), one.alpha)
                 for one in fossils

@@ -26,7 +26,7 @@ from esper.growing.progress import EpochProgress
 from esper.growing.task_hosts import grow_task
 from esper.growing.training_loop import Limits, TrainingLoop
 from esper.modes import suitable_threads
-from esper.populations.sequential import EVALUATION_BATCH
+from esper.populations.host import EVALUATION_BATCH
 from esper.progress import ShowProgress
 from esper.tasks import Metric, Task
 from esper.training.lookup import AnyController, find_saved, require_progressive

@@ -13,7 +13,7 @@ from esper.growing.batches import Batch, Batches
 from esper.growing.objectives import Objective, output_of
 from esper.growth.modules import named_modules
 from esper.modes import evaluation_mode
-from esper.populations.sequential import evaluate
+from esper.populations.host import evaluate
 from esper.tasks import Metric, Samples
 
 BAD_DATA_ADVICE = "remove such samples, or replace such values, before growing."

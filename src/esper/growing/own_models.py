@@ -37,7 +37,7 @@ from esper.growth.modules import count_parameters, seeded
 from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import Op
 from esper.modes import suitable_threads
-from esper.populations.host_models import make_optimizer
+from esper.populations.host import make_optimizer
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.training.lookup import (

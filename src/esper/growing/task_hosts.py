@@ -100,7 +100,7 @@ def _grow_host(
         on_step(timeline[-1])
 
     envs.growth.keep_states(largest_counts=largest_counts)
-    flops = population.costs_of(0).training_flops(population.lives(0))
+    flops = population.training_flops(0)
     n_samples = population.orders[0].batch_size
     with suitable_threads(n_samples * flops), torch.random.fork_rng(devices=[]):
         results = run_episodes(envs, controller, seed=seed, on_step=record)

@@ -1,6 +1,5 @@
-"""Many hosts trained at once: sequential and stacked populations with the same results."""
+"""Many hosts trained at once, by a compiled kernel where that is possible and by torch elsewhere."""
 
-from esper.populations.factory import make_population
 from esper.populations.host_data import (
     CrossEntropy,
     HostData,
@@ -9,22 +8,26 @@ from esper.populations.host_data import (
     Objective,
     SquaredError,
 )
-from esper.populations.population import EpochReport, Evaluation, FirstSeed, Population
-from esper.populations.sequential import SequentialPopulation
-from esper.populations.stacked import StackedPopulation
+from esper.populations.population import (
+    Evaluation,
+    FirstSeed,
+    Form,
+    Population,
+    make_population,
+)
+from esper.populations.tally import EpochReport
 
 __all__ = [
     "CrossEntropy",
     "EpochReport",
     "Evaluation",
     "FirstSeed",
+    "Form",
     "HostData",
     "HostSpec",
     "HostState",
     "Objective",
     "Population",
-    "SequentialPopulation",
     "SquaredError",
-    "StackedPopulation",
     "make_population",
 ]

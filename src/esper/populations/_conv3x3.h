@@ -16,16 +16,15 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* One of the three products, for all hosts. `n_in` and `n_out` are the sizes of one group in the
- * product: the inputs of the input gradient are the outputs of the convolution. */
+/* One of the three products. `n_in` and `n_out` are the sizes of one group in the product: the
+ * inputs of the input gradient are the outputs of the convolution. */
 typedef struct {
-    const void *input;    /* [N, G, n_in, H, W, B] */
-    const void *d_output; /* [N, G, n_out, H, W, B], for the gradient of the weights */
-    const void *weight;   /* [N, G, n_out, n_in, 3, 3], or n_in before n_out if transposed */
-    const void *bias;     /* [N, G, n_out] or NULL */
-    void *output;         /* [N, G, n_out, H, W, B], or the gradient of the weights */
-    int64_t n_hosts, n_groups, n_in, n_out, height, width, batch;
-    int64_t weight_stride, bias_stride; /* from one host to the next */
+    const void *input;    /* [G, n_in, H, W, B] */
+    const void *d_output; /* [G, n_out, H, W, B], for the gradient of the weights */
+    const void *weight;   /* [G, n_out, n_in, 3, 3], or n_in before n_out if transposed */
+    const void *bias;     /* [G, n_out] or NULL */
+    void *output;         /* [G, n_out, H, W, B], or the gradient of the weights */
+    int64_t n_groups, n_in, n_out, height, width, batch;
     int64_t weight_row;                 /* from one output's weights to the next's */
     int is_transposed, adds;            /* `adds`: to what the output holds already */
 } conv_job;

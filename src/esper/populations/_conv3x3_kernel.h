@@ -1,4 +1,4 @@
-/* 3x3 convolutions of one group of one host for one instruction set and one precision, named by
+/* 3x3 convolutions of one group for one instruction set and one precision, named by
  * NAME(x), whose vectors hold LANES numbers of type REAL. In a function that is always inlined, arguments of type int are
  * constants: loops over them are unrolled, and what they index stays in registers.
  */
@@ -135,18 +135,15 @@ static int64_t NAME(convolve_scratch)(const conv_job *job)
     return 9 * job->n_in * job->n_out + 3 * job->width * job->n_in * MAX_VECTORS * LANES;
 }
 
-static void NAME(convolve)(const conv_job *job, int64_t host, int64_t group, REAL *scratch)
+static void NAME(convolve)(const conv_job *job, int64_t group, REAL *scratch)
 {
     const int64_t C = job->n_in, K = job->n_out, B = job->batch;
-    const int64_t plane = job->height * job->width * B, at = host * job->n_groups + group;
-    const REAL *input = (const REAL *)job->input + at * C * plane;
-    const REAL *bias = job->bias ? (const REAL *)job->bias + host * job->bias_stride + group * K : NULL;
-    REAL *output = (REAL *)job->output + at * K * plane;
+    const int64_t plane = job->height * job->width * B;
+    const REAL *input = (const REAL *)job->input + group * C * plane;
+    const REAL *bias = job->bias ? (const REAL *)job->bias + group * K : NULL;
+    REAL *output = (REAL *)job->output + group * K * plane;
     NAME(pack_weights)
-    (job,
-     (const REAL *)job->weight + host * job->weight_stride +
-         group * (job->is_transposed ? C : K) * job->weight_row,
-     scratch);
+    (job, (const REAL *)job->weight + group * (job->is_transposed ? C : K) * job->weight_row, scratch);
     int64_t b = 0;
 #define SAMPLES(V, n) NAME(convolve_samples)(V, job, input + b, bias, output + b, scratch, n)
     if (4 * K <= MAX_SUMS)
@@ -233,14 +230,14 @@ static int64_t NAME(correlate_scratch)(const conv_job *job)
     return (job->n_in + job->n_out) * job->height * NAME(padded_row)(job);
 }
 
-static void NAME(correlate_all)(const conv_job *job, int64_t host, int64_t group, REAL *scratch)
+static void NAME(correlate_all)(const conv_job *job, int64_t group, REAL *scratch)
 {
     const int64_t C = job->n_in, K = job->n_out, H = job->height, length = job->width * job->batch;
-    const int64_t at = host * job->n_groups + group, padded = NAME(padded_row)(job);
+    const int64_t padded = NAME(padded_row)(job);
     const int64_t k_blocks = count_blocks(K, MAX_PAIR_OUTPUTS);
     const int64_t c_blocks = count_blocks(C, MAX_PAIR_INPUTS);
-    NAME(images) all = {(const REAL *)job->input + at * C * H * length,
-                        (const REAL *)job->d_output + at * K * H * length, length, H * length};
+    NAME(images) all = {(const REAL *)job->input + group * C * H * length,
+                        (const REAL *)job->d_output + group * K * H * length, length, H * length};
     if (padded) {
         NAME(pad_rows)(all.input, C * H, length, padded, scratch);
         NAME(pad_rows)(all.d_output, K * H, length, padded, scratch + C * H * padded);
@@ -253,7 +250,7 @@ static void NAME(correlate_all)(const conv_job *job, int64_t host, int64_t group
             const int64_t n_c = first_of(c_block + 1, C, c_blocks) - c;
             const NAME(images) some = {all.input + c * all.plane, all.d_output + k * all.plane,
                                        all.row, all.plane};
-            REAL *d_weight = (REAL *)job->output + (at * K + k) * job->weight_row + c * 9;
+            REAL *d_weight = (REAL *)job->output + (group * K + k) * job->weight_row + c * 9;
 #define PAIRS(n_k, n_c)                                                                           \
     case 4 * n_k + n_c:                                                                           \
         NAME(correlate)(n_k, n_c, job, &some, d_weight);                                          \

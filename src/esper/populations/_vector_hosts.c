@@ -25,15 +25,6 @@
 #define MAX_THREADS 64
 #define NORMAL_PEAK 0.39894228040143267794 /* of the normal density */
 
-/* Prevents the compiler from fusing a multiplication and an addition. */
-#if defined(__x86_64__)
-#define ROUNDED(product) __asm__("" : "+x"(product))
-#elif defined(__aarch64__)
-#define ROUNDED(product) __asm__("" : "+w"(product))
-#else
-#define ROUNDED(product) (void)(product)
-#endif
-
 /* In the order of OpKind in vector_programs.py. */
 enum {
     LINEAR, NORM, RELU, GELU, TANH, GATE, ZERO, ADD, PRODUCT, SCALE, PASS, BLEND, CONV, BATCH_NORM,
@@ -41,69 +32,59 @@ enum {
 };
 /* In the order of OPTIMIZERS in config/population.py. */
 enum { SGD, ADAM, ADAMW };
-/* As in _objective_kind in vector_hosts.py. */
+/* As in find_objective in vector_hosts.py. */
 enum { CROSS_ENTROPY, SQUARED_ERROR };
 
 /* An op reads the values `from` and `other` and writes `to`; a detached one sends no gradient to
- * `from`. Some have parameters (bias: -1 for none), a slot whose alpha they read, or numbers. Those
- * on feature maps also have the maps' size, the number of groups, the index of the first of two
- * buffers, or how many numbers in a row share a factor. */
+ * `from`. Some have parameters (bias: -1 for none), a slot whose alpha they read (-1 for `number`),
+ * or numbers. Those on feature maps also have the maps' size, the number of groups, where in the
+ * host's memory running statistics begin, or how many numbers in a row share a factor. */
 typedef struct {
     int64_t kind, to, from, other, weight, bias, is_detached, slot;
-    int64_t height, width, n_groups, buffer, repeat;
+    int64_t height, width, n_groups, mean, variance, repeat;
     double number, momentum;
 } op;
 
-/* A matrix, or a vector as a single row, in a row of a store: its offset, its unpadded size and the
- * stride of its rows. */
+/* A matrix, or a vector as a single row: where it begins in a host's memory, its size, the column of
+ * its gradient norm, the index of its step count, and the factor on its learning rate. */
 typedef struct {
-    int64_t part, offset, n_rows, n_columns, stride;
+    int64_t offset, n_rows, n_columns, column, index;
+    double factor;
 } parameter;
 
-/* The first value is the input. */
+/* The first value is the input. `plane` is the number of all parameters of a host. */
 typedef struct {
-    int64_t n_values, n_parameters, n_ops, output;
+    int64_t n_values, n_parameters, n_ops, output, plane;
     const int64_t *sizes;
     const parameter *parameters;
     const op *ops;
 } program;
 
-/* A buffer of all rows of a store. */
 typedef struct {
-    char *data;
-    int64_t stride; /* from one row to the next, in bytes */
-} buffer;
+    int64_t kind, objective;
+    double weight_decay, momentum, beta1, beta2, eps;
+} rule;
 
-/* A row of a store: parameters, then each moment, `plane` numbers apart; and its buffers. */
-typedef struct {
-    void *data;
-    int64_t plane;
-    const buffer *buffers;
-    int64_t row;
-    double rate, n_steps;
-} part;
-
-/* One host's work. The targets are classes, int64, or for the squared error as many numbers as the
- * host has outputs. An evaluation has its first sample in `numbers`, the number of samples in
- * `n_batches` and two results in `losses`. */
+/* One host's work. Its memory holds the parameters, then each moment, `plane` numbers apart, then
+ * buffers; the step count of each parameter is apart. The targets are classes, int64, or for the
+ * squared error as many numbers as the host has outputs. An evaluation has its first sample in
+ * `numbers`, the number of samples in `n_batches` and two results in `losses`. */
 typedef struct {
     const program *plan;
     const void *inputs, *targets;
     const int64_t *numbers;
-    int64_t n_batches, batch;
+    int64_t n_batches, batch, n_columns; /* columns of `squares` */
     double *losses, *squares;
     const double *alphas;
-    const part *parts;
+    void *memory;
+    float *steps;
+    const rule *how;
+    double rate;
 } job;
 
-typedef struct {
-    int64_t kind, n_parts, objective;
-    double weight_decay, momentum, beta1, beta2, eps;
-} rule;
-
-_Static_assert(sizeof(job) == 10 * 8 && sizeof(part) == 6 * 8 && sizeof(program) == 7 * 8 &&
-                   sizeof(rule) == 8 * 8,
-               "the fields are as wide as those of the tables in vector_hosts.py");
+_Static_assert(sizeof(job) == 14 * 8 && sizeof(parameter) == 6 * 8 && sizeof(op) == 16 * 8 &&
+                   sizeof(program) == 8 * 8 && sizeof(rule) == 7 * 8,
+               "the fields are as wide as those of the tables in Python");
 
 /* tanh within two units in the last place, without calls, so that loops over it use vectors. The
  * polynomials are those of Cephes. */
@@ -154,8 +135,8 @@ ALWAYS_INLINE float fast_tanh(float x)
 
 /* A function of one host, and the bytes of scratch memory that it needs. */
 typedef struct {
-    int64_t (*scratch)(const job *, const rule *);
-    void (*run)(const job *, const rule *, void *scratch);
+    int64_t (*scratch)(const job *);
+    void (*run)(const job *, void *scratch);
 } task;
 
 /* By task (train, evaluate) and by precision (single, double). */
@@ -197,7 +178,6 @@ static void detect_variants(void)
 typedef struct {
     const task *what;
     const job *jobs;
-    const rule *how;
     int64_t n_jobs, next;
 } queue;
 
@@ -213,7 +193,7 @@ static void *work(void *argument)
     for (;;) {
         const int64_t index = __atomic_fetch_add(&all->next, 1, __ATOMIC_RELAXED);
         if (index >= all->n_jobs) return NULL;
-        all->what->run(&all->jobs[index], all->how, own->scratch);
+        all->what->run(&all->jobs[index], own->scratch);
     }
 }
 
@@ -224,7 +204,7 @@ static int run(queue *all, int64_t n_threads)
     const size_t line = 64;
     int64_t most = 0;
     for (int64_t i = 0; i < all->n_jobs; i++) {
-        const int64_t size = all->what->scratch(&all->jobs[i], all->how);
+        const int64_t size = all->what->scratch(&all->jobs[i]);
         if (size > most) most = size;
     }
     if (n_threads > all->n_jobs) n_threads = all->n_jobs;
@@ -247,20 +227,20 @@ static int run(queue *all, int64_t n_threads)
     return 0;
 }
 
-/* run(what: 0 train, 1 evaluate; is_double, n_threads, n_jobs, jobs, rule) -> None */
+/* run(what: 0 train, 1 evaluate; is_double, n_threads, n_jobs, jobs) -> None */
 static PyObject *run_jobs(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
-    void *at[6];
+    void *at[5];
     int failed;
     (void)self;
-    if (n_args != 6) {
+    if (n_args != 5) {
         PyErr_SetString(PyExc_TypeError, "wrong number of arguments");
         return NULL;
     }
-    for (Py_ssize_t i = 0; i < 6; i++) at[i] = PyLong_AsVoidPtr(args[i]);
+    for (Py_ssize_t i = 0; i < 5; i++) at[i] = PyLong_AsVoidPtr(args[i]);
     if (PyErr_Occurred()) return NULL;
     queue all = {
-        &VARIANTS[chosen].tasks[at[0] != NULL][at[1] != NULL], at[4], at[5], (intptr_t)at[3], 0,
+        &VARIANTS[chosen].tasks[at[0] != NULL][at[1] != NULL], at[4], (intptr_t)at[3], 0,
     };
     Py_BEGIN_ALLOW_THREADS
     failed = run(&all, (intptr_t)at[2]);
@@ -296,7 +276,7 @@ static PyObject *choose(PyObject *self, PyObject *index)
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 static PyMethodDef methods[] = {
-    {"run", FAST(run_jobs), "Train or judge hosts."},
+    {"run", FAST(run_jobs), "Train or evaluate hosts."},
     {"variants", variants, METH_NOARGS, "Instruction sets that this machine can run, best last."},
     {"choose", choose, METH_O, "Use the variant with this index instead of the best."},
     {NULL, NULL, 0, NULL},

@@ -60,7 +60,6 @@ static void NAME(norm_back)(const NAME(host) *host, const op *it)
     }
 }
 
-/* Layers of seeds use plain sums, so that the mirrored units of a new seed cancel exactly. */
 static void NAME(linear)(const NAME(host) *host, const op *it)
 {
     const parameter *weight = &host->plan->parameters[it->weight];
@@ -69,12 +68,8 @@ static void NAME(linear)(const NAME(host) *host, const op *it)
     const REAL *x = host->values + host->at[it->from] * B;
     const REAL *bias = it->bias < 0 ? NULL : host->weights + host->own[it->bias];
     REAL *to = host->values + host->at[it->to] * B;
-    if (weight->part)
-        NAME(multiply_plainly)
-        (weight->n_rows, B, weight->n_columns, own, width, x, B, bias, to, B);
-    else
-        NAME(multiply)
-        (weight->n_rows, B, weight->n_columns, own, width, 1, x, B, bias, to, B, 0);
+    NAME(multiply)
+    (weight->n_rows, B, weight->n_columns, own, width, 1, x, B, bias, to, B, 0);
 }
 
 static void NAME(linear_back)(const NAME(host) *host, const op *it)
@@ -101,6 +96,13 @@ static void NAME(linear_back)(const NAME(host) *host, const op *it)
          host->slopes + host->at[it->from] * B, B, 1);
 }
 
+/* The weight of `other` in a sum: 1 but in a blend. */
+static REAL NAME(alpha_of)(const NAME(host) *host, const op *it)
+{
+    if (it->kind != BLEND) return 1;
+    return it->slot < 0 ? it->number : host->work->alphas[it->slot];
+}
+
 static void NAME(forward)(const NAME(host) *host)
 {
     const program *plan = host->plan;
@@ -111,7 +113,7 @@ static void NAME(forward)(const NAME(host) *host)
         REAL *restrict to = host->values + host->at[it->to] * B;
         const REAL *x = host->values + host->at[it->from] * B;
         REAL *other = host->values + host->at[it->other] * B;
-        const REAL alpha = it->kind == BLEND ? (REAL)host->alphas[it->slot] : 0;
+        const REAL alpha = NAME(alpha_of)(host, it);
         switch (it->kind) {
         case LINEAR: NAME(linear)(host, it); break;
         case NORM: NAME(norm)(host, it); break;
@@ -162,7 +164,7 @@ static void NAME(backward)(const NAME(host) *host)
         const REAL *other = host->values + host->at[it->other] * B;
         REAL *restrict d_x = host->slopes + host->at[it->from] * B;
         REAL *restrict d_other = host->slopes + host->at[it->other] * B;
-        const REAL alpha = it->kind == BLEND ? (REAL)host->alphas[it->slot] : 1;
+        const REAL alpha = NAME(alpha_of)(host, it);
         switch (it->kind) {
         case LINEAR: NAME(linear_back)(host, it); break;
         case NORM: NAME(norm_back)(host, it); break;

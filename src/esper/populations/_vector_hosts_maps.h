@@ -13,7 +13,7 @@ static conv_job NAME(conv_job_of)(const NAME(host) *host, const op *it)
 {
     const int64_t *sizes = host->plan->sizes, plane = it->height * it->width;
     return (conv_job){
-        .n_hosts = 1, .n_groups = it->n_groups, .n_in = sizes[it->from] / plane / it->n_groups,
+        .n_groups = it->n_groups, .n_in = sizes[it->from] / plane / it->n_groups,
         .n_out = sizes[it->to] / plane / it->n_groups, .height = it->height, .width = it->width,
         .batch = host->padded_batch,
         .weight_row = PADDED(host->plan->parameters[it->weight].n_columns),
@@ -54,7 +54,7 @@ static void NAME(conv)(const NAME(host) *host, const op *it)
     }
     job.input = x, job.weight = weight, job.bias = bias, job.output = to;
     for (int64_t group = 0; group < it->n_groups; group++)
-        NAME(convolve)(&job, 0, group, host->packed);
+        NAME(convolve)(&job, group, host->packed);
 }
 
 static void NAME(conv_back)(const NAME(host) *host, const op *it)
@@ -78,7 +78,7 @@ static void NAME(conv_back)(const NAME(host) *host, const op *it)
         }
     job.input = x, job.d_output = slope, job.output = d_weight;
     for (int64_t group = 0; !is_pointwise && group < it->n_groups; group++)
-        NAME(correlate_all)(&job, 0, group, host->packed);
+        NAME(correlate_all)(&job, group, host->packed);
     if (it->is_detached) return;
     if (is_pointwise) {
         NAME(multiply)
@@ -88,15 +88,7 @@ static void NAME(conv_back)(const NAME(host) *host, const op *it)
     job.n_in = n_out, job.n_out = n_in, job.is_transposed = job.adds = 1;
     job.input = slope, job.weight = weight, job.output = d_x;
     for (int64_t group = 0; group < it->n_groups; group++)
-        NAME(convolve)(&job, 0, group, host->packed);
-}
-
-/* The running mean (0) or variance (1) of a batch norm. */
-static REAL *NAME(statistic)(const NAME(host) *host, const op *it, int64_t which)
-{
-    const part *at = &host->parts[host->plan->parameters[it->weight].part];
-    const buffer *own = &at->buffers[it->buffer + which];
-    return (REAL *)(own->data + at->row * own->stride);
+        NAME(convolve)(&job, group, host->packed);
 }
 
 /* Write the mean and the deviation of n positions of one channel over the batch; with statistics,
@@ -122,7 +114,8 @@ static void NAME(observe)(const NAME(host) *host, const op *it, int64_t channel,
     }
     kept[0] = mean, kept[1] = 1 / SQRT(square / count + (REAL)it->number);
     if (!host->is_observing) return;
-    REAL *means = NAME(statistic)(host, it, 0), *variances = NAME(statistic)(host, it, 1);
+    REAL *means = (REAL *)host->work->memory + it->mean;
+    REAL *variances = (REAL *)host->work->memory + it->variance;
     const REAL momentum = it->momentum, variance = square / (count > 1 ? count - 1 : 1);
     means[channel] += momentum * (mean - means[channel]);
     variances[channel] += momentum * (variance - variances[channel]);
@@ -142,8 +135,9 @@ static void NAME(batch_norm)(const NAME(host) *host, const op *it)
         if (host->is_training) {
             NAME(observe)(host, it, c, n, x, own);
         } else {
-            own[0] = NAME(statistic)(host, it, 0)[c];
-            own[1] = 1 / SQRT(NAME(statistic)(host, it, 1)[c] + (REAL)it->number);
+            const REAL *memory = host->work->memory;
+            own[0] = memory[it->mean + c];
+            own[1] = 1 / SQRT(memory[it->variance + c] + (REAL)it->number);
         }
         const REAL scale = own[1] * weight[c], shift = bias[c] - own[0] * scale;
         for (int64_t j = 0; j < n * B; j += LANES) STORE(to + j, LOAD(x + j) * scale + shift);

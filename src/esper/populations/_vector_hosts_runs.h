@@ -1,11 +1,12 @@
 /* Epochs and evaluations of one host; see _vector_hosts_products.h. */
 
 /* Lay a host out in scratch memory (if not NULL) and return the size that it needs. */
-static int64_t NAME(lay_out)(NAME(host) *host, const program *plan, int64_t batch, int is_training,
+static int64_t NAME(lay_out)(NAME(host) *host, const job *work, int64_t batch, int is_training,
                              void *memory)
 {
+    const program *plan = work->plan;
     int64_t widest = 0;
-    host->plan = plan, host->batch = batch, host->padded_batch = PADDED(batch);
+    host->work = work, host->plan = plan, host->batch = batch, host->padded_batch = PADDED(batch);
     host->n_numbers = host->n_values = 0;
     for (int64_t v = 0; v < plan->n_values; v++) {
         host->at[v] = host->n_values;
@@ -34,36 +35,35 @@ static int64_t NAME(lay_out)(NAME(host) *host, const program *plan, int64_t batc
     return total * sizeof(REAL);
 }
 
-/* Copy parameters and moments between a host's rows and its own memory. */
-static void NAME(carry)(const NAME(host) *host, const job *work, int64_t n_planes, int is_back)
+/* Copy parameters and moments between a host's memory and scratch memory. */
+static void NAME(carry)(const NAME(host) *host, int64_t n_planes, int is_back)
 {
     if (!is_back) memset(host->weights, 0, n_planes * host->n_numbers * sizeof(REAL));
     for (int64_t p = 0; p < host->plan->n_parameters; p++) {
         const parameter *it = &host->plan->parameters[p];
-        const part *at = &work->parts[it->part];
         for (int64_t plane = 0; plane < n_planes; plane++) {
-            REAL *theirs = (REAL *)at->data + plane * at->plane + it->offset;
+            REAL *theirs = (REAL *)host->work->memory + plane * host->plan->plane + it->offset;
             REAL *ours = host->weights + plane * host->n_numbers + host->own[p];
             for (int64_t r = 0; r < it->n_rows; r++) {
                 REAL *to = is_back ? theirs : ours, *from = is_back ? ours : theirs;
                 memcpy(to, from, it->n_columns * sizeof(REAL));
-                theirs += it->stride, ours += PADDED(it->n_columns);
+                theirs += it->n_columns, ours += PADDED(it->n_columns);
             }
         }
     }
 }
 
 /* Copy the samples with these indices, as rows and as the first value. */
-static void NAME(gather)(NAME(host) *host, const job *work, const rule *how,
-                         const int64_t *numbers, int64_t n)
+static void NAME(gather)(NAME(host) *host, const int64_t *numbers, int64_t n)
 {
+    const job *work = host->work;
     const int64_t D = host->plan->sizes[0], K = host->plan->sizes[host->plan->output];
     const int64_t B = host->padded_batch, width = PADDED(D);
     if (n < B || D < width) memset(host->rows, 0, B * width * sizeof(REAL));
     for (int64_t b = 0; b < n; b++) {
         memcpy(host->rows + b * width, (const REAL *)work->inputs + numbers[b] * D,
                D * sizeof(REAL));
-        if (how->objective == SQUARED_ERROR)
+        if (work->how->objective == SQUARED_ERROR)
             host->wanted[b] = (const REAL *)work->targets + numbers[b] * K;
         else
             host->classes[b] = ((const int64_t *)work->targets)[numbers[b]];
@@ -129,10 +129,10 @@ static void NAME(compare_numbers)(const NAME(host) *host, int64_t n, int needs_s
 
 /* Add the losses of n samples to `loss` and their metrics to `metric`; if asked, write the gradient
  * of the mean loss to the output's slopes, which are zero for padding. */
-static void NAME(compare)(const NAME(host) *host, const rule *how, int64_t n, int needs_slopes,
-                          double *loss, double *metric)
+static void NAME(compare)(const NAME(host) *host, int64_t n, int needs_slopes, double *loss,
+                          double *metric)
 {
-    if (how->objective == SQUARED_ERROR) {
+    if (host->work->how->objective == SQUARED_ERROR) {
         NAME(compare_numbers)(host, n, needs_slopes, loss);
         *metric = *loss;
     } else {
@@ -141,11 +141,11 @@ static void NAME(compare)(const NAME(host) *host, const rule *how, int64_t n, in
 }
 
 /* Update n parameters by their gradient like torch's optimizers. */
-static void NAME(move)(const rule *how, const part *at, double n_steps, int64_t n, int64_t plane,
+static void NAME(move)(const rule *how, double rate, double n_steps, int64_t n, int64_t plane,
                        REAL *restrict weights, REAL *restrict gradient)
 {
     REAL *restrict mean = weights + plane, *restrict square = mean + plane;
-    const REAL rate = at->rate, decay = how->weight_decay, keep = 1 - at->rate * decay;
+    const REAL small_rate = rate, decay = how->weight_decay, keep = 1 - rate * how->weight_decay;
     const REAL beta1 = 1 - how->beta1, beta2 = how->beta2, rest = 1 - how->beta2;
     for (int64_t j = 0; j < n && decay && how->kind == ADAMW; j++) weights[j] *= keep;
     for (int64_t j = 0; j < n && decay && how->kind != ADAMW; j++)
@@ -154,10 +154,10 @@ static void NAME(move)(const rule *how, const part *at, double n_steps, int64_t 
         const REAL momentum = how->momentum;
         for (int64_t j = 0; j < n && momentum; j++)
             gradient[j] = mean[j] = mean[j] * momentum + gradient[j];
-        for (int64_t j = 0; j < n; j++) weights[j] -= gradient[j] * rate;
+        for (int64_t j = 0; j < n; j++) weights[j] -= gradient[j] * small_rate;
         return;
     }
-    const double step_size = at->rate / (1 - pow(how->beta1, n_steps));
+    const double step_size = rate / (1 - pow(how->beta1, n_steps));
     const REAL factor = 1 / (step_size * sqrt(1 - pow(how->beta2, n_steps)));
     const REAL floor = how->eps / step_size;
     for (int64_t j = 0; j < n; j++) {
@@ -167,86 +167,101 @@ static void NAME(move)(const rule *how, const part *at, double n_steps, int64_t 
     }
 }
 
-/* Add the squared gradient norm of each part to `squares`, then update all parameters. */
-static void NAME(update)(const NAME(host) *host, const job *work, const rule *how, int64_t step,
-                         double *squares)
+/* Add the squared gradient norms to their columns of `squares`, then update all parameters. Those
+ * that follow one another with the same rate and age are updated at once. */
+static void NAME(update)(const NAME(host) *host, int64_t step, double *squares)
 {
-    for (int64_t p = 0; p < host->plan->n_parameters; p++) {
-        const parameter *it = &host->plan->parameters[p];
-        const int64_t n = it->n_rows * PADDED(it->n_columns), first = host->own[p];
+    const program *plan = host->plan;
+    const job *work = host->work;
+    int64_t start = 0;
+    for (int64_t p = 0; p < plan->n_parameters; p++) {
+        const parameter *it = &plan->parameters[p], *next = it + 1;
+        const int64_t first = host->own[p], end = first + it->n_rows * PADDED(it->n_columns);
         NAME(vector) sums = {0};
-        for (int64_t j = 0; j < n; j += LANES) {
-            const NAME(vector) some = LOAD(host->gradient + first + j);
-            sums += some * some;
-        }
-        squares[it->part] += NAME(total)(sums);
+        for (int64_t j = first; j < end; j += LANES)
+            sums += LOAD(host->gradient + j) * LOAD(host->gradient + j);
+        squares[it->column] += NAME(total)(sums);
+        if (p + 1 < plan->n_parameters && it->factor == next->factor &&
+            work->steps[it->index] == work->steps[next->index])
+            continue;
         NAME(move)
-        (how, &work->parts[it->part], work->parts[it->part].n_steps + step + 1, n,
-         host->n_numbers, host->weights + first, host->gradient + first);
+        (work->how, work->rate * it->factor, work->steps[it->index] + step + 1, end - start,
+         host->n_numbers, host->weights + start, host->gradient + start);
+        start = end;
     }
 }
 
-static int64_t NAME(train_scratch)(const job *work, const rule *how)
+static int64_t NAME(train_scratch)(const job *work)
 {
     NAME(host) host;
-    (void)how;
-    return NAME(lay_out)(&host, work->plan, work->batch, 1, NULL);
+    return NAME(lay_out)(&host, work, work->batch, 1, NULL);
 }
 
 /* Train a host for an epoch; write the loss and the squared gradient norms of each step, then the
- * loss of the last batch after the last step. */
-static void NAME(train)(const job *work, const rule *how, void *memory)
+ * loss of the last batch after the last step, then 0 if all parameters and buffers are finite. */
+static void NAME(train)(const job *work, void *memory)
 {
     NAME(host) host;
+    const rule *how = work->how;
+    const program *plan = work->plan;
     const int64_t n_planes = how->kind != SGD ? 3 : how->momentum ? 2 : 1;
-    NAME(lay_out)(&host, work->plan, work->batch, 1, memory);
-    host.alphas = work->alphas, host.parts = work->parts;
+    NAME(lay_out)(&host, work, work->batch, 1, memory);
     host.is_training = host.is_observing = 1;
-    NAME(carry)(&host, work, n_planes, 0);
+    NAME(carry)(&host, n_planes, 0);
     memset(host.gradient, 0, host.n_numbers * sizeof(REAL));
     for (int64_t step = 0; step < work->n_batches; step++) {
         double loss = 0, metric = 0;
-        NAME(gather)(&host, work, how, work->numbers + step * work->batch, work->batch);
+        NAME(gather)(&host, work->numbers + step * work->batch, work->batch);
         NAME(forward)(&host);
         memset(host.slopes, 0, host.n_values * host.padded_batch * sizeof(REAL));
-        NAME(compare)(&host, how, work->batch, 1, &loss, &metric);
+        NAME(compare)(&host, work->batch, 1, &loss, &metric);
         NAME(backward)(&host);
         work->losses[step] = (REAL)(loss / work->batch);
-        NAME(update)(&host, work, how, step, work->squares + step * how->n_parts);
+        NAME(update)(&host, step, work->squares + step * work->n_columns);
     }
-    double loss = 0, metric = 0;
+    double loss = 0, metric = 0, rest = 0;
     host.is_observing = 0;
     NAME(forward)(&host);
-    NAME(compare)(&host, how, work->batch, 1, &loss, &metric);
+    NAME(compare)(&host, work->batch, 1, &loss, &metric);
     work->losses[work->n_batches] = (REAL)(loss / work->batch);
-    NAME(carry)(&host, work, n_planes, 1);
+    NAME(carry)(&host, n_planes, 1);
+    for (int64_t p = 0; p < plan->n_parameters; p++)
+        work->steps[plan->parameters[p].index] += work->n_batches;
+    for (int64_t j = 0; j < host.n_numbers; j++) rest += host.weights[j] - host.weights[j];
+    for (int64_t i = 0; i < plan->n_ops; i++) {
+        const op *it = &plan->ops[i];
+        const REAL *means = (REAL *)work->memory + it->mean;
+        const REAL *variances = (REAL *)work->memory + it->variance;
+        const int64_t C = it->kind == BATCH_NORM ? plan->parameters[it->weight].n_columns : 0;
+        for (int64_t c = 0; c < C; c++)
+            rest += (means[c] - means[c]) + (variances[c] - variances[c]);
+    }
+    work->losses[work->n_batches + 1] = rest;
 }
 
-static int64_t NAME(judge_scratch)(const job *work, const rule *how)
+static int64_t NAME(judge_scratch)(const job *work)
 {
     NAME(host) host;
-    (void)how;
-    return NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, NULL);
+    return NAME(lay_out)(&host, work, JUDGED_AT_ONCE, 0, NULL);
 }
 
 /* Write the sums of a host's losses and metrics on consecutive samples. */
-static void NAME(judge)(const job *work, const rule *how, void *memory)
+static void NAME(judge)(const job *work, void *memory)
 {
     NAME(host) host;
     double *loss = work->losses, *metric = work->losses + 1;
-    NAME(lay_out)(&host, work->plan, JUDGED_AT_ONCE, 0, memory);
-    host.alphas = work->alphas, host.parts = work->parts;
+    NAME(lay_out)(&host, work, JUDGED_AT_ONCE, 0, memory);
     host.is_training = host.is_observing = 0;
-    NAME(carry)(&host, work, 1, 0);
+    NAME(carry)(&host, 1, 0);
     *loss = *metric = 0;
     for (int64_t first = 0; first < work->n_batches; first += JUDGED_AT_ONCE) {
         int64_t numbers[JUDGED_AT_ONCE];
         const int64_t left = work->n_batches - first;
         const int64_t n = left < JUDGED_AT_ONCE ? left : JUDGED_AT_ONCE;
         for (int64_t b = 0; b < n; b++) numbers[b] = work->numbers[0] + first + b;
-        NAME(gather)(&host, work, how, numbers, n);
+        NAME(gather)(&host, numbers, n);
         NAME(forward)(&host);
-        NAME(compare)(&host, how, n, 0, loss, metric);
+        NAME(compare)(&host, n, 0, loss, metric);
     }
 }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
-from weakref import WeakSet
+from typing import Any, Literal, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from esper.config.checks import PositiveFloat, PositiveInt, Seed, Settings
+from esper.config.growth import GrowthConfig, PopulationConfig
 from esper.errors import ConfigError, ShapeError, message_of
 from esper.formatting import array_text
 from esper.growth.sites import describe
@@ -24,6 +25,19 @@ Split = Literal["train", "validation", "final"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "final")
 BuildHost = Callable[[int], nn.Module]
 """Builds a host with slots from a random seed."""
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """A loss and a metric of each prediction, for any leading axes."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each prediction, differentiable."""
+        ...
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the metric of each prediction; the reported metric is their mean."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +109,17 @@ class HostSpec(Settings):
     learning_rate: PositiveFloat | None = None
     """Learning rate; None for the population's."""
     build: BuildHost | None = None
-    """Builds this host if it is smaller than the population's design; None for the design. Each of
-    its tensors must fit in the leading corner of the design's."""
+    """Builds this host if it is of another design; None for the population's."""
     batch_size: PositiveInt | None = None
     """Batch size; None for the population's."""
     batches_per_epoch: PositiveInt | None = None
     """Batches per epoch; None for the population's."""
+    training: PopulationConfig | None = None
+    """All other training settings; None for the population's."""
+    objective: Objective | None = None
+    """Loss and metric; None for the population's."""
+    growth: GrowthConfig | None = None
+    """Minimum number of epochs in each stage; None for the population's."""
 
 
 class BatchOrder:
@@ -122,11 +141,9 @@ class BatchOrder:
         """Number of epochs drawn."""
         # A separate stream, so that the order does not depend on how weights are drawn.
         self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1])))
-        self._before = self._generator.bit_generator.state
 
     def draw_epoch(self) -> NDArray[np.int64]:
         """Return the sample indices of the next epoch, ``[batches, batch_size]``."""
-        self._before = self._generator.bit_generator.state
         self.epoch += 1
         by_shuffle = self.n_samples // self.batch_size
         batches = [
@@ -135,11 +152,6 @@ class BatchOrder:
         ]
         order = batches[0] if len(batches) == 1 else np.concatenate(batches)
         return order[: self.n_batches * self.batch_size].reshape(self.n_batches, self.batch_size)
-
-    def undo_epoch(self) -> None:
-        """Undo the last draw, so that the next call returns the same epoch again."""
-        self.epoch -= 1
-        self._generator.bit_generator.state = self._before
 
     @property
     def noise_seed(self) -> int:
@@ -163,12 +175,6 @@ class HostState:
     tensors: dict[str, Tensor]
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     """Plain values: slot lives, batch order, loss statistics."""
-
-    def part(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of one part, by their names within it."""
-        prefix = f"{name}/"
-        found = {k: v for k, v in self.tensors.items() if k.startswith(prefix)}
-        return {key.removeprefix(prefix): value for key, value in found.items()}
 
 
 def join_states(states: Iterable[HostState]) -> dict[str, Any]:
@@ -207,18 +213,6 @@ class Ablation:
 
 
 NO_ABLATION = Ablation()
-
-
-class Objective(Protocol):
-    """A loss and a metric of each prediction, for any leading axes."""
-
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each prediction, differentiable."""
-        ...
-
-    def metrics(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the metric of each prediction; the reported metric is their mean."""
-        ...
 
 
 class CrossEntropy:
@@ -283,22 +277,23 @@ Kind = tuple[Any, ...]
 
 
 class DataCheck:
-    """Checks that a design runs on data, once for each kind of data."""
+    """Checks that designs run on data, once for each design and kind of data."""
 
-    def __init__(self, template: nn.Module, objective: Objective) -> None:
-        self.template = template
-        self.objective = objective
+    def __init__(self) -> None:
         self._known: set[Kind] = set()
-        self._fitting: WeakSet[HostData] = WeakSet()
+        self._fitting: WeakKeyDictionary[HostData, set[Kind]] = WeakKeyDictionary()
 
-    def require_fit(self, host: int, spec: HostSpec) -> None:
-        """Raise if the design does not run on every split of a host's data.
+    def require_fit(
+        self, host: int, spec: HostSpec, model: nn.Module, design: Kind, objective: Objective
+    ) -> None:
+        """Raise if a new host of a design does not run on every split of its data.
 
         Raises:
             ConfigError: If it does not; the message names the host.
         """
-        data = spec.data
-        if data in self._fitting:
+        data, design = spec.data, (*design, objective)
+        fitting = self._fitting.setdefault(data, set())
+        if design in fitting:
             return
         form = sample_form(data)
         for split in SPLITS if data.final_inputs is not None else SPLITS[:2]:
@@ -309,44 +304,51 @@ class DataCheck:
                     f"the splits of host {host} differ: its train split has "
                     f"{describe_form(form)}, its {split} split {describe_form(own)}."
                 )
-            kind = (form, _range_of(inputs), _range_of(targets))
+            kind = (design, form, _range_of(inputs), _range_of(targets))
             if kind not in self._known:
-                self._try(host, split, inputs, targets)
+                problem, cause = _try(model, objective, inputs, targets)
+                if problem is not None:
+                    where = "" if split == "train" else f" in its {split} split"
+                    raise ConfigError(
+                        f"the data of host {host} do not fit the model{where}: {problem}"
+                    ) from cause
                 self._known.add(kind)
-        self._fitting.add(data)
+        fitting.add(design)
 
-    def _try(self, host: int, split: str, inputs: Tensor, targets: Tensor) -> None:
-        rows, cause = _extreme_rows(inputs, targets), None
-        try:
-            with torch.no_grad(), evaluation_mode(self.template):
-                outputs: Any = self.template(inputs[rows])
-                problem = self._find_problem(outputs, targets, rows)
-        # A user's model and objective may raise anything.
-        except Exception as error:
-            problem, cause = message_of(error) or type(error).__name__, error
-        if problem is not None:
-            where = "" if split == "train" else f" in its {split} split"
-            raise ConfigError(
-                f"the data of host {host} do not fit the model{where}: {problem}"
-            ) from cause
 
-    def _find_problem(self, outputs: Any, targets: Tensor, rows: Tensor) -> str | None:
-        """Return what is wrong with a model's outputs for some samples, or None."""
-        if not isinstance(outputs, Tensor) or outputs.shape[:1] != rows.shape:
+def _try(
+    model: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor
+) -> tuple[str | None, Exception | None]:
+    """Return what is wrong with a model's outputs for some samples, and the error behind it."""
+    rows = _extreme_rows(inputs, targets)
+    try:
+        with torch.no_grad(), evaluation_mode(model):
+            outputs: Any = model(inputs[rows])
+            return _find_problem(objective, outputs, targets, rows), None
+    # A user's model and objective may raise anything.
+    except Exception as error:
+        return message_of(error) or type(error).__name__, error
+
+
+def _find_problem(
+    objective: Objective, outputs: Any, targets: Tensor, rows: Tensor
+) -> str | None:
+    """Return what is wrong with a model's outputs for some samples, or None."""
+    if not isinstance(outputs, Tensor) or outputs.shape[:1] != rows.shape:
+        return (
+            f"it returns {describe(outputs)} for {len(rows)} samples; it must return a tensor "
+            "with one row per sample."
+        )
+    if isinstance(objective, CrossEntropy):
+        objective.require_classes(outputs.shape[-1], targets)
+    for measure in (objective.losses, objective.metrics):
+        values: Any = measure(outputs, targets[rows])
+        if not isinstance(values, Tensor) or values.shape[:1] != rows.shape:
             return (
-                f"it returns {describe(outputs)} for {len(rows)} samples; it must return a tensor "
-                "with one row per sample."
+                f"the objective's {measure.__name__} returns {describe(values)} for "
+                f"{len(rows)} samples; it must return a tensor with one row per sample."
             )
-        if isinstance(self.objective, CrossEntropy):
-            self.objective.require_classes(outputs.shape[-1], targets)
-        for measure in (self.objective.losses, self.objective.metrics):
-            values: Any = measure(outputs, targets[rows])
-            if not isinstance(values, Tensor) or values.shape[:1] != rows.shape:
-                return (
-                    f"the objective's {measure.__name__} returns {describe(values)} for "
-                    f"{len(rows)} samples; it must return a tensor with one row per sample."
-                )
-        return None
+    return None
 
 
 def sample_form(data: HostData) -> Kind:

@@ -1,28 +1,30 @@
-"""The interface and shared code of populations. Shapes: N = hosts, S = slots."""
+"""Many hosts that are trained at once. Shapes: N = hosts, S = slots."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
-from esper.arrays import Floats
-from esper.config.growth import GrowthConfig, PopulationConfig
+from esper.arrays import Flags, Floats
+from esper.config.checks import check
+from esper.config.growth import GovernorConfig, GrowthConfig, PopulationConfig
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
-from esper.errors import ConfigError, IllegalActionError, SlotError
+from esper.errors import ConfigError, IllegalActionError, SlotError, UnsupportedHostError
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
-from esper.growth.modules import count_parameters, seeded
-from esper.growth.slot_states import Fossil, Outcome, SlotLife, SlotStates, is_gate_open
+from esper.growth.modules import count_parameters, named_tensors, seeded
+from esper.growth.slot_states import Outcome, SlotLife, SlotStates, is_gate_open
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_arrays import NO_BLUEPRINT, SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
+from esper.populations.host import Host, HostCosts, form_of
 from esper.populations.host_data import (
     Ablation,
     BatchOrder,
@@ -36,7 +38,10 @@ from esper.populations.host_data import (
     join_states,
     split_states,
 )
-from esper.populations.host_models import CostTable, load_model
+from esper.populations.tally import EpochReport, EpochTally
+from esper.populations.vector_hosts import VectorHosts
+
+Form = Literal["auto", "compiled", "torch"]
 
 _STYLE_NUMBERS = {style: number for number, style in enumerate(STYLES)}
 _CURVE_NUMBERS = {curve: number for number, curve in enumerate(ALPHA_CURVES)}
@@ -80,30 +85,6 @@ FACTS = frozenset({"lives", "n_germinated", "losses", "batch_order", "is_finishe
 """The keys of a host state's facts."""
 
 
-@dataclass(frozen=True, eq=False)
-class EpochReport:
-    """The results of one epoch of training for each host; zero for finished hosts."""
-
-    losses: Floats
-    """``[N]`` mean training loss."""
-    gradient_norms: Floats
-    """``[N]`` mean gradient norm."""
-    flops: Floats
-    """``[N]`` FLOPs of the training."""
-    seed_gradient_norms: Floats
-    """``[N, S]`` mean gradient norm of each slot's seed; zero without a trained seed."""
-    gradient_noise: Floats
-    """``[N]`` standard deviation of the batches' gradient norms, relative to their mean."""
-    interventions: dict[int, GovernorReport]
-    """The governor's report for each host that was rolled back."""
-
-    @classmethod
-    def blank(cls, n_hosts: int, n_slots: int) -> EpochReport:
-        """Return a report of hosts that were not trained."""
-        losses, norms, flops, noise = np.zeros((4, n_hosts))
-        return cls(losses, norms, flops, np.zeros((n_hosts, n_slots)), noise, {})
-
-
 @dataclass(frozen=True, kw_only=True)
 class FirstSeed:
     """A seed that a host starts with."""
@@ -123,8 +104,12 @@ class Evaluation:
     flops: Floats
 
 
-class Population(ABC):
-    """Hosts of one design that are trained independently of one another."""
+class Population:
+    """Hosts that are trained independently of one another.
+
+    The compiled kernel trains many at a time; torch trains those that the kernel cannot express, one
+    after another. Results do not depend on which hosts are trained together.
+    """
 
     def __init__(
         self,
@@ -132,89 +117,144 @@ class Population(ABC):
         specs: Sequence[HostSpec],
         config: PopulationConfig | None = None,
         *,
+        form: Form = "auto",
         objective: Objective | None = None,
         growth_config: GrowthConfig | None = None,
+        max_slots: int = 0,
     ) -> None:
         """Build the hosts.
 
         Args:
             build: Builds a host with slots from a seed; the same seed gives the same host.
-            specs: Seed, data and settings of each host.
+            specs: Seed, data and settings of each host, which override the following.
             config: Training settings.
+            form: See :func:`make_population`.
             objective: Loss and metric; classification by default.
             growth_config: Minimum number of epochs in each stage; by default the built host's.
+            max_slots: Slots of the host with the most, if it may come later.
+
+        Raises:
+            ConfigError: If there are no hosts, or their data do not fit them.
+            UnsupportedHostError: If ``form`` is "compiled" and a host cannot be compiled.
         """
         if not specs:
             raise ConfigError("specs is empty; pass at least one HostSpec.")
+        self.form: Form = check("form", form, Form)
         self.build = build
-        self.specs = list(specs)
         self.config = config or PopulationConfig()
         self.objective = objective or CrossEntropy()
         self.growth_config = growth_config
-        self.template = self._build(build, specs[0].seed)
-        """A host of the full design; every host has its size or is smaller."""
-        n_weights = count_parameters(self.template)
+        self._data_check = DataCheck()
+        self._known_costs: dict[Any, HostCosts] = {}
+        first = self._make_host(0, specs[0])
+        n_weights = count_parameters(first.model)
         require_memory(
             BYTES_PER_WEIGHT * n_weights * len(specs), hosts=len(specs), parameters=n_weights
         )
-        self.slot_config: SlotConfig = slots(self.template).slot_config
-        self._data_check = DataCheck(self.template, self.objective)
-        for host, spec in enumerate(specs):
-            self._data_check.require_fit(host, spec)
-        self.costs: CostTable = CostTable(self.template, specs[0].data.train_inputs[:2])
-        """FLOPs of hosts of the full design."""
-        self._cost_tables = {_size_of(self.template, specs[0]): self.costs}
-        self._costs = [self.costs] * len(specs)
-        self.orders: list[BatchOrder] = [self._make_order(spec) for spec in specs]
-        self.is_finished = np.zeros(len(specs), dtype=np.bool_)
-        self._slot_arrays = SlotArrays.blank(len(specs), self.slot_config.max_slots)
-        self._written_fossils: dict[tuple[int, int], tuple[Fossil, ...]] = {}
-        """The fossils that the arrays describe, by host and slot."""
-        self._prepare()
-
-    @abstractmethod
-    def _prepare(self) -> None:
-        """Make the hosts, once everything that all populations have is there."""
+        others = (self._make_host(host, spec) for host, spec in enumerate(specs) if host)
+        self._hosts = [first, *others]
+        self.is_finished: Flags = np.zeros(len(specs), np.bool_)
+        self._watch = LossWatch(len(specs), GovernorConfig())
+        most = max(len(held.slots) for held in self._hosts)
+        self._slot_arrays = SlotArrays.blank(len(specs), max(max_slots, most))
+        self._forms: dict[tuple[int, str], Any] = {}
+        """What the programs of each host depend on, by slot."""
+        self._vector_hosts = VectorHosts(self._hosts, self._slot_arrays.alpha)
+        for host in range(len(specs)):
+            self._follow(host)
 
     def __repr__(self) -> str:
-        n_weights = count_parameters(self.template)
-        return f"{type(self).__name__}({self.n_hosts} hosts of {n_weights:,} parameters)"
+        n_weights = count_parameters(self._hosts[0].model)
+        return f"Population({self.n_hosts} hosts, the first of {n_weights:,} parameters)"
 
     @property
     def n_hosts(self) -> int:
         """Number of hosts."""
-        return len(self.specs)
+        return len(self._hosts)
 
-    def build_host(self, spec: HostSpec) -> nn.Module:
-        """Return a new host that follows this population's growth configuration.
+    @property
+    def specs(self) -> list[HostSpec]:
+        """The specification of each host."""
+        return [held.spec for held in self._hosts]
 
-        Its seed also determines what ``build`` draws from torch's default generator.
-        """
-        return self._build(spec.build or self.build, spec.seed)
+    @property
+    def orders(self) -> list[BatchOrder]:
+        """The batch order of each host."""
+        return [held.order for held in self._hosts]
 
-    def costs_of(self, host: int) -> CostTable:
-        """Return the FLOPs of hosts of this host's size."""
-        return self._costs[host]
+    @property
+    def slot_config(self) -> SlotConfig:
+        """The slots of the first host."""
+        return self._hosts[0].slots.slot_config
 
-    def learning_rate(self, host: int) -> float:
-        """Return the learning rate of a host."""
-        own = self.specs[host].learning_rate
-        return self.config.learning_rate if own is None else own
+    def slot_config_of(self, host: int) -> SlotConfig:
+        """Return the slots of a host."""
+        return self._hosts[host].slots.slot_config
 
-    @abstractmethod
-    def train_epoch(self) -> EpochReport:
-        """Train every unfinished host for one epoch and advance its slots.
+    def costs_of(self, host: int) -> HostCosts:
+        """Return the size and the FLOPs of a host before growth."""
+        return self._hosts[host].costs
+
+    def training_flops(self, host: int) -> float:
+        """Return the FLOPs of training a host as it is on one sample."""
+        return self._hosts[host].flops(None)
+
+    def forms(self) -> dict[str, int]:
+        """Return how many hosts are "compiled", and how many run in torch, by the reason."""
+        counts: dict[str, int] = {}
+        for host in range(self.n_hosts):
+            reason = "it was asked for" if self.form == "torch" else self._vector_hosts.explain(host)
+            name = "compiled" if reason is None else f"torch: {reason}"
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def measure(self, spec: HostSpec) -> HostCosts:
+        """Return the size and the FLOPs of a host that is not part of the population."""
+        return self._make_host(0, spec).costs
+
+    def train_epoch(self, hosts: Sequence[int] | None = None) -> EpochReport:
+        """Train unfinished hosts, all by default, for one epoch and advance their slots.
 
         A host that the governor rolls back loses its uncommitted seeds; the others are not
         affected.
         """
+        tally = EpochTally(self.n_hosts, self._slot_arrays.stage.shape[1])
+        chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
+        active = [host for host in chosen if not self.is_finished[host]]
+        is_compiled = np.zeros(len(active), np.bool_)
+        if self.form != "torch" and active:
+            is_compiled = self._vector_hosts.can_train(active)
+        compiled = [host for host, flag in zip(active, is_compiled.tolist(), strict=True) if flag]
+        if compiled:
+            self._vector_hosts.train(compiled, self._watch, tally)
+            for host, reason in tally.failures.items():
+                tally.interventions[host] = self._roll_back(host, reason)
+        growing = (self._slot_arrays.stage != Stage.DORMANT).any(1)
+        for host, is_own in zip(active, is_compiled.tolist(), strict=True):
+            held = self._hosts[host]
+            if not is_own:
+                epoch, losses = held.train_in_torch(self._watch.get_state(host))
+                self._watch.set_state(losses, host)
+                tally.add_epoch(host, epoch)
+            if growing[host]:
+                held.slots.tick()
+            held.end_epoch(is_own)
+        return tally.report()
+
+    def _roll_back(self, host: int, reason: str) -> GovernorReport:
+        """Restore the state of a host before the epoch and prune its uncommitted seeds."""
+        held = self._hosts[host]
+        assert held.memory is not None, "a compiled host has memory"
+        held.memory.restore()
+        self._watch.on_rollback(host)
+        return GovernorReport(reason, tuple(held.slots.abandon_growing()))
 
     def evaluate(
         self,
         split: Split = "validation",
         *,
         hosts: Sequence[int] | None = None,
-        without_slot: str | None = None,
+        without_slot: str | int | None = None,
         committed_only: bool = False,
     ) -> Evaluation:
         """Evaluate hosts, optionally with some seeds left out.
@@ -222,137 +262,64 @@ class Population(ABC):
         Args:
             split: The split to evaluate on.
             hosts: Indices of the hosts; all by default.
-            without_slot: Leave out the seed in this slot.
+            without_slot: Leave out the seed in this slot, given by name or number.
             committed_only: Leave out all uncommitted seeds.
         """
         chosen = self._require_hosts(range(self.n_hosts) if hosts is None else hosts)
-        if without_slot is not None:
-            self.slot_config.slot_index(without_slot)
-        if not chosen:
-            return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0))
-        ablation = Ablation(without_slot, committed_only)
-        losses, metrics = self._evaluate(chosen, split, ablation)
-        sizes = [len(self.specs[host].data.split(split)[0]) for host in chosen]
-        flops = [
-            size * self._evaluation_flops(host, ablation)
-            for host, size in zip(chosen, sizes, strict=True)
-        ]
-        return Evaluation(losses, metrics, np.array(flops))
+        losses, metrics, flops = np.zeros((3, len(chosen)))
+        by_ablation: dict[Ablation, list[int]] = {}
+        for index, host in enumerate(chosen):
+            ablation = Ablation(self._slot_name(host, without_slot), committed_only)
+            by_ablation.setdefault(ablation, []).append(index)
+            samples = len(self._hosts[host].spec.data.split(split)[0])
+            flops[index] = samples * self._hosts[host].flops(ablation)
+        for ablation, indices in by_ablation.items():
+            some = [chosen[index] for index in indices]
+            is_compiled = np.zeros(len(some), np.bool_)
+            if self.form != "torch":
+                is_compiled = self._vector_hosts.can_evaluate(some, ablation)
+            if is_compiled.any():
+                at = np.array(indices)[is_compiled]
+                compiled = [chosen[index] for index in at.tolist()]
+                found = self._vector_hosts.evaluate(compiled, split, ablation)
+                losses[at], metrics[at] = found
+            for index in np.array(indices)[~is_compiled].tolist():
+                found = self._hosts[chosen[index]].evaluate_in_torch(split, ablation)
+                losses[index], metrics[index] = found
+        return Evaluation(losses, metrics, flops)
 
-    def _evaluation_flops(self, host: int, ablation: Ablation) -> float:
-        """Return the FLOPs of evaluating a host on one sample."""
-        return self.costs_of(host).evaluation_flops(self.lives(host), ablation)
+    def _slot_name(self, host: int, slot: str | int | None) -> str | None:
+        if isinstance(slot, str):
+            self.slot_config_of(host).slot_index(slot)
+        return self.slot_config_of(host).slot_ids[slot] if isinstance(slot, int) else slot
 
-    @abstractmethod
-    def _evaluate(
-        self, hosts: list[int], split: Split, ablation: Ablation
-    ) -> tuple[Floats, Floats]:
-        """Return the mean loss and the mean metric of each host."""
-
-    @abstractmethod
     def lives(self, host: int) -> SlotStates:
         """Return the lives of a host's slots."""
+        return self._hosts[host].slots.lives
 
-    @abstractmethod
-    def _act(self, host: int, action: GrowthAction) -> Outcome:
-        """Apply an action to an unfinished host."""
-
-    @abstractmethod
     def model(self, host: int) -> nn.Module:
         """Return a copy of a host as a separate model with its slots and seeds."""
+        model = copy.deepcopy(self._hosts[host].model)
+        for tensor in named_tensors(model).values():  # copies of views may keep the whole memory
+            tensor.data = tensor.data.clone()
+        return model
 
-    @abstractmethod
     def get_state(self, host: int) -> HostState:
         """Return everything that the next epoch of a host depends on."""
+        state = self._hosts[host].get_state()
+        state.facts["losses"] = self._watch.get_state(host)
+        state.facts["is_finished"] = bool(self.is_finished[host])
+        return state
 
     def set_state(self, host: int, state: HostState) -> None:
-        """Load a host state, which may come from a population of either form.
+        """Load a host state.
 
         Raises:
             ConfigError: If the state belongs to a host of another design or size; the host is
                 then not changed.
         """
         self._require_hosts([host])
-        self._require_state(host, state)
-        self._set_state(host, state)
-
-    @abstractmethod
-    def _set_state(self, host: int, state: HostState) -> None:
-        """Load a host state that has been checked."""
-
-    @abstractmethod
-    def restart(self, host: int, spec: HostSpec) -> None:
-        """Replace a host by a new one with its own data and seed."""
-
-    def apply(self, host: int, action: GrowthAction) -> Outcome:
-        """Apply an action to one host; after a finish action it is no longer trained.
-
-        Raises:
-            IllegalActionError: If the host's state does not allow the action, or it has finished.
-        """
-        self._require_hosts([host])
-        if self.is_finished[host] and action.op != Op.WAIT:
-            raise IllegalActionError(
-                f"host {host} has finished; {action.op.name.lower()} is illegal, only wait is not."
-            )
-        outcome = self._act(host, action)
-        if action.op == Op.FINISH:
-            self.finish(host)
-        return outcome
-
-    def plant(self, host: int, seeds: Sequence[FirstSeed]) -> None:
-        """Start a host with committed seeds: the network that growth would lead to.
-
-        Each seed has the weights that germination would give it and is at its alpha target from the
-        first batch on, without isolated training or gates.
-
-        Raises:
-            SlotError: If the host has been trained, or a slot or blueprint cannot be used.
-        """
-        self._require_hosts([host])
-        if self.orders[host].epoch:
-            raise SlotError(
-                f"host {host} has been trained for {self.orders[host].epoch} epochs; plant seeds "
-                "before training."
-            )
-        for seed in seeds:
-            slot = seed.action.slot
-            if self.lives(host)[slot].stage == Stage.FOSSILIZED:
-                self._absorb(host, slot)
-            self._set_germinated(host, seed.number)
-            self.apply(host, seed.action)
-            self._commit(host, slot)
-
-    @abstractmethod
-    def _set_germinated(self, host: int, count: int) -> None:
-        """Set how many seeds have germinated, which determines the weights of the next."""
-
-    @abstractmethod
-    def _commit(self, host: int, slot: str) -> None:
-        """Commit a newly germinated seed."""
-
-    @abstractmethod
-    def _absorb(self, host: int, slot: str) -> None:
-        """Make a committed seed part of its block, so that another can be planted there."""
-
-    def finish(self, host: int) -> None:
-        """Stop training a host; it can still be evaluated, copied and restarted."""
-        self._require_hosts([host])
-        self.is_finished[host] = True
-
-    @abstractmethod
-    def end_growth(self, host: int, *, keep: bool) -> None:
-        """Commit the blended seeds of a host, or remove them; remove those that are not blended."""
-
-    def slot_arrays(self) -> SlotArrays:
-        """Return the state of all slots as live arrays; treat them as read-only."""
-        return self._slot_arrays
-
-    def write_slots_to(self, arrays: SlotArrays) -> None:
-        """Keep the state of all slots in the first columns of these arrays from now on."""
-        own = arrays.view((slice(None), slice(self.slot_config.max_slots)))
-        own.assign(..., self._slot_arrays)
-        self._slot_arrays = own
+        self._put(host, self._load(host, state), state.facts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all hosts as tensors and plain values."""
@@ -369,37 +336,12 @@ class Population(ABC):
             raise ConfigError(
                 f"the state has {len(states)} hosts, but the population has {self.n_hosts}."
             )
-        for host, host_state in enumerate(states):
-            self._require_state(host, host_state)
-        for host, host_state in enumerate(states):
-            self._set_state(host, host_state)
+        loaded = [self._load(host, own) for host, own in enumerate(states)]
+        for host, (held, own) in enumerate(zip(loaded, states, strict=True)):
+            self._put(host, held, own.facts)
 
-    def _require_hosts(self, hosts: Sequence[int]) -> list[int]:
-        """Return host indices as a list; raise if one is out of range."""
-        for host in hosts:
-            if not 0 <= host < self.n_hosts:
-                raise ConfigError(f"there is no host {host}; hosts are 0 to {self.n_hosts - 1}.")
-        return list(hosts)
-
-    def _require_host(self, host: int, model: nn.Module) -> None:
-        """Raise if a new host cannot be part of the population."""
-        own, wanted = slots(model).slot_config, self.slot_config
-        if own.slot_ids != wanted.slot_ids:
-            raise ConfigError(
-                f"host {host} has slots {', '.join(own.slot_ids)}; the population's design has "
-                f"{', '.join(wanted.slot_ids)}."
-            )
-        for name in [field.name for field in fields(SlotConfig)] if own != wanted else ():
-            values = getattr(own, name), getattr(wanted, name)
-            if values[0] != values[1]:
-                raise ConfigError(
-                    f"the slots of host {host} have {name} {values[0]}; the population's design "
-                    f"has {values[1]}. Register blueprints before creating the population, and "
-                    "build all hosts with the same settings."
-                )
-
-    def _require_state(self, host: int, state: HostState) -> None:
-        """Raise if a state cannot be loaded into a host."""
+    def _load(self, host: int, state: HostState) -> Host:
+        """Return a host as a state describes it."""
         missing = sorted(FACTS - state.facts.keys())
         if missing:
             raise ConfigError(
@@ -411,81 +353,176 @@ class Population(ABC):
                 f"the state of host {host} has {n_found} loss statistics instead of "
                 f"{LossWatch.N_STATISTICS}."
             )
+        held = self._make_host(host, self._hosts[host].spec)
         try:
-            load_model(self.build_host(self.specs[host]), state)
+            held.load_state(state)
         except ConfigError as error:
             raise ConfigError(f"the state does not fit host {host}: {error}") from error
+        return held
 
-    def _build_model(self, host: int) -> nn.Module:
-        """Build the host that its specification describes."""
-        spec = self.specs[host]
-        return self._register(host, self.build_host(spec), spec)
-
-    def _require_spec(self, host: int, spec: HostSpec) -> None:
-        """Raise if a host cannot be replaced by one with this specification."""
-        self._require_hosts([host])
-        self._data_check.require_fit(host, spec)
-
-    def _replace_spec(self, host: int, spec: HostSpec) -> None:
-        self.specs[host] = spec
-        self.orders[host] = self._make_order(spec)
-        self.is_finished[host] = False
-
-    def _register(self, host: int, model: nn.Module, spec: HostSpec) -> nn.Module:
-        """Return a new host after checking it and looking up its cost table."""
-        self._require_host(host, model)
-        size = _size_of(model, spec)
-        if size not in self._cost_tables:
-            sample = spec.data.train_inputs[:2]
-            self._cost_tables[size] = CostTable(model, sample, like=self.costs)
-        self._costs[host] = self._cost_tables[size]
-        return model
-
-    def _build(self, build: BuildHost, seed: int) -> nn.Module:
-        """Build a host that follows this population's growth configuration."""
-        with seeded(seed):
-            model = build(seed)
-        slots(model).seed = seed
-        if self.growth_config is not None:
-            slots(model).lives.growth_config = self.growth_config
-        return model
-
-    def _make_order(self, spec: HostSpec) -> BatchOrder:
-        config = self.config
-        return BatchOrder(
-            spec.seed,
-            len(spec.data.train_inputs),
-            spec.batch_size or config.batch_size,
-            spec.batches_per_epoch or config.batches_per_epoch,
-        )
-
-    def _follow(self, host: int, lives: SlotStates) -> None:
-        """Keep the slot arrays in sync with a host's lives."""
-        lives.on_change = partial(self._on_slot_change, host, lives)
-        for slot, life in lives.items():
-            self._on_slot_change(host, lives, slot, life)
-
-    def _on_slot_change(self, host: int, lives: SlotStates, slot: str, life: SlotLife) -> None:
-        arrays, at = self._slot_arrays, (host, self.slot_config.slot_index(slot))
-        write_slot(arrays, at, life, self.slot_config, lives.growth_config)
-        # Fossils are never changed, only replaced.
-        if self._written_fossils.get(at) is not life.fossils:
-            self._written_fossils[at] = life.fossils
-            n_parameters = self.costs_of(host).fossil_parameters(slot, life)
-            write_fossils(arrays, at, life, n_parameters)
-
-    def _shared_facts(self, host: int) -> dict[str, Any]:
-        return {
-            "batch_order": self.orders[host].get_state(),
-            "is_finished": bool(self.is_finished[host]),
-        }
-
-    def _load_shared_facts(self, host: int, facts: dict[str, Any]) -> None:
-        self.orders[host].set_state(facts["batch_order"])
+    def _put(self, host: int, held: Host, facts: dict[str, Any]) -> None:
+        """Replace a host by one that was loaded."""
+        self._hosts[host] = held
+        self._watch.set_state(facts["losses"], host)
         self.is_finished[host] = facts["is_finished"]
+        self._follow(host)
+
+    def restart(self, host: int, spec: HostSpec) -> None:
+        """Replace a host by a new one with its own data and seed."""
+        self._require_hosts([host])
+        self._hosts[host] = self._make_host(host, spec)
+        self._watch.forget(host)
+        self.is_finished[host] = False
+        self._follow(host)
+
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
+        """Apply an action to one host; after a finish action it is no longer trained.
+
+        Raises:
+            IllegalActionError: If the host's state does not allow the action, or it has finished.
+        """
+        self._require_hosts([host])
+        if self.is_finished[host] and action.op != Op.WAIT:
+            raise IllegalActionError(
+                f"host {host} has finished; {action.op.name.lower()} is illegal, only wait is not."
+            )
+        outcome = self._hosts[host].slots.apply(action)
+        if action.op == Op.FINISH:
+            self.finish(host)
+        return outcome
+
+    def plant(self, host: int, seeds: Sequence[FirstSeed]) -> None:
+        """Start a host with committed seeds: the network that growth would lead to.
+
+        Each seed has the weights that germination would give it and is at its alpha target from the
+        first batch on, without isolated training or gates.
+
+        Raises:
+            SlotError: If the host has been trained, or a slot or blueprint cannot be used.
+        """
+        self._require_hosts([host])
+        held = self._hosts[host]
+        if held.order.epoch:
+            raise SlotError(
+                f"host {host} has been trained for {held.order.epoch} epochs; plant seeds before "
+                "training."
+            )
+        for seed in seeds:
+            slot = seed.action.slot
+            if held.slots[slot].stage == Stage.FOSSILIZED:
+                held.slots.absorb(slot)
+            held.slots.n_germinated = seed.number
+            self.apply(host, seed.action)
+            if held.slots[slot].stage != Stage.FOSSILIZED:
+                held.slots.commit_start(slot)
+        held.touch()
+
+    def finish(self, host: int) -> None:
+        """Stop training a host; it can still be evaluated, copied and restarted."""
+        self._require_hosts([host])
+        self.is_finished[host] = True
+
+    def end_growth(self, host: int, *, keep: bool) -> None:
+        """Commit the blended seeds of a host, or remove them; remove those that are not blended."""
+        self._require_hosts([host])
+        self._hosts[host].slots.end_growth(keep=keep)
+        self._hosts[host].touch()
+
+    def slot_arrays(self) -> SlotArrays:
+        """Return the state of all slots as live arrays; treat them as read-only.
+
+        Those that a host lacks are dormant for ever.
+        """
+        return self._slot_arrays
+
+    def _require_hosts(self, hosts: Sequence[int]) -> list[int]:
+        """Return host indices as a list; raise if one is out of range."""
+        for host in hosts:
+            if not 0 <= host < self.n_hosts:
+                raise ConfigError(f"there is no host {host}; hosts are 0 to {self.n_hosts - 1}.")
+        return list(hosts)
+
+    def _make_host(self, host: int, spec: HostSpec) -> Host:
+        """Build the host that a specification describes, and check that its data fit."""
+        build, objective = spec.build or self.build, spec.objective or self.objective
+        growth = spec.growth or self.growth_config
+        with seeded(spec.seed):
+            model = build(spec.seed)
+        slots(model).seed = spec.seed
+        if growth is not None:
+            slots(model).lives.growth_config = growth
+        shapes = tuple(tuple(parameter.shape) for parameter in model.parameters())
+        design = type(model), shapes, tuple(slots(model))
+        self._data_check.require_fit(host, spec, model, design, objective)
+        held = Host(model, spec, spec.training or self.config, objective, name=f"host {host}")
+        size = design, held.input_shape
+        if size not in self._known_costs:
+            self._known_costs[size] = held.measure()
+        held.costs = self._known_costs[size]
+        return held
+
+    def _follow(self, host: int) -> None:
+        """Keep the slot arrays and the kernel's jobs in sync with a host."""
+        held, arrays = self._hosts[host], self._slot_arrays
+        arrays.assign(host, SlotArrays.blank(*arrays.stage.shape))
+        lives = held.slots.lives
+        lives.on_change = partial(self._on_slot_change, host)
+        for slot, life in lives.items():
+            self._forms.pop((host, slot), None)
+            self._on_slot_change(host, slot, life)
+        self._vector_hosts.replace(host)
+        reason = self._vector_hosts.explain(host) if self.form == "compiled" else None
+        if reason is not None:
+            raise UnsupportedHostError(
+                f"host {host} cannot be compiled: {reason}; use form='auto' or 'torch'."
+            )
+
+    def _on_slot_change(self, host: int, slot: str, life: SlotLife) -> None:
+        held, arrays = self._hosts[host], self._slot_arrays
+        config, at = held.slots.slot_config, (host, held.slots.slot_config.slot_index(slot))
+        write_slot(arrays, at, life, config, held.slots.lives.growth_config)
+        form = form_of(life)
+        if self._forms.get((host, slot)) != form:
+            self._forms[host, slot] = form
+            place = held.slots[slot]
+            write_fossils(arrays, at, life, count_parameters(place.fossils))
+            arrays.parameters[at] = sum(p.numel() for p in place.seed_parameters())
+            held.note_life()
 
 
-def _size_of(model: nn.Module, spec: HostSpec) -> tuple[Any, ...]:
-    """Return what the cost of a host depends on: its tensors, sites and samples."""
-    shapes = tuple(parameter.shape for parameter in model.parameters())
-    return shapes, tuple(slots(model).sites), spec.data.train_inputs.shape[1:]
+def make_population(
+    build: BuildHost,
+    specs: Sequence[HostSpec],
+    config: PopulationConfig | None = None,
+    *,
+    form: Form = "auto",
+    objective: Objective | None = None,
+    growth_config: GrowthConfig | None = None,
+) -> Population:
+    """Return a population of hosts.
+
+    Args:
+        build: Builds a host with slots from a seed; the same seed gives the same host.
+        specs: Seed, data and settings of each host.
+        config: Training settings.
+        form: "auto" to compile the hosts that can be, "torch" to train all with torch, which gives
+            the same up to rounding, or "compiled" to reject hosts that cannot be compiled.
+        objective: Loss and metric; classification by default.
+        growth_config: Minimum number of epochs in each stage; by default the built host's.
+
+    Raises:
+        ConfigError: If ``form`` is unknown.
+        UnsupportedHostError: If ``form`` is "compiled" and a host cannot be compiled.
+
+    Examples:
+        >>> inputs, targets = torch.randn(32, 2), torch.arange(32) % 3
+        >>> data = esper.HostData(inputs, targets, inputs, targets)
+        >>> specs = [esper.HostSpec(seed=seed, data=data) for seed in range(4)]
+        >>> config = esper.MLPHostConfig(n_features=2, n_classes=3)
+        >>> def build(seed):
+        ...     return esper.make_host(config, seed=seed)
+        >>> hosts = esper.make_population(build, specs)
+        >>> report = hosts.train_epoch()
+    """
+    options: dict[str, Any] = {"objective": objective, "growth_config": growth_config}
+    return Population(build, specs, config, form=form, **options)

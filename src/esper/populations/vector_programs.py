@@ -1,21 +1,21 @@
-"""Translating a host of linear layers and convolutions into a program for the compiled kernel.
+"""Translating a host into a program for the compiled kernel.
 
-A program is a list of ops on values; a value is a layer's output for a batch, and the first value
-is the input. Only known layer types become ops: a host or seed with any other module has no program
-and is computed with tensor operations.
+A program is a list of ops on values; a value is a layer's output for a batch, and the first value is
+the input. A host is read twice: its modules give *steps*, which say in what order known layers use
+which parameters, and the steps give a program once the shapes are known. Hosts with equal steps and
+shapes share a program. A host with any other module has none and is computed by torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from esper.growth.blueprints import SeedForm
 from esper.growth.blueprints.deepening import BlockCopy
@@ -23,29 +23,45 @@ from esper.growth.blueprints.seeds import NoopSeed, SqueezeExciteSeed
 from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.hosts import CNNHost, MLPHost, PlainBlock, ResidualBlock
 from esper.growth.modules import named_children
+from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
-from esper.populations.rows import Shape
 
 MAX_VALUES = 512
 MAX_PARAMETERS = 512
 MAX_NUMBERS = 2**17
 """Most numbers per sample of all values; larger hosts gain nothing from staying in cache."""
+MAX_WEIGHTS = 200_000
+"""Most parameters for which the kernel is faster than torch, as benchmarks/README.md shows."""
+MAX_PROGRAMS = 4_000
+"""Most programs that are kept for hosts of the same structure to share."""
 
-OP_FIELDS = ("kind", "to", "from", "other", "weight", "bias", "is_detached", "slot")
-MAP_FIELDS = ("height", "width", "n_groups", "buffer", "repeat")
-OP_NUMBERS = ("number", "momentum")
 OPS = np.dtype(
-    [(name, np.int64) for name in (*OP_FIELDS, *MAP_FIELDS)]
-    + [(name, np.float64) for name in OP_NUMBERS]
+    [
+        (name, np.int64)
+        for name in (
+            *("kind", "to", "from", "other", "weight", "bias", "is_detached", "slot"),
+            *("height", "width", "n_groups", "mean", "variance", "repeat"),
+        )
+    ]
+    + [("number", np.float64), ("momentum", np.float64)]
 )
-PARAMETER_FIELDS = ("part", "offset", "n_rows", "n_columns", "stride")
-PARAMETERS = np.dtype([(name, np.int64) for name in PARAMETER_FIELDS])
-PROGRAM_FIELDS = ("n_values", "n_parameters", "n_ops", "output", "sizes", "parameters", "ops")
-PROGRAM = np.dtype([(name, np.int64) for name in PROGRAM_FIELDS])
+PARAMETERS = np.dtype(
+    [(name, np.int64) for name in ("offset", "n_rows", "n_columns", "column", "index")]
+    + [("factor", np.float64)]
+)
+PROGRAM = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            *("n_values", "n_parameters", "n_ops", "output", "plane"),
+            *("sizes", "parameters", "ops"),
+        )
+    ]
+)
 
 
 class OpKind(IntEnum):
-    """The kinds of ops."""
+    """The kinds of ops, and of steps."""
 
     LINEAR = 0
     NORM = 1
@@ -62,449 +78,430 @@ class OpKind(IntEnum):
     PASS = 10
     """``from`` unchanged; ``other`` gets its gradient as well."""
     BLEND = 11
-    """``from`` plus alpha times ``other``."""
+    """``from`` plus alpha times ``other``; alpha is a slot's, or ``number`` if there is no slot."""
     CONV = 12
     BATCH_NORM = 13
     POOL = 14
     """The mean of as many numbers in a row as there are for each result."""
+    DETACH = 15
+    """Only a step: ``from``, to which no gradient flows."""
+
+
+_READS_TWO = frozenset({OpKind.ADD, OpKind.PRODUCT, OpKind.SCALE, OpKind.PASS, OpKind.BLEND})
+_KEEPS = frozenset({OpKind.NORM, OpKind.GELU, OpKind.BATCH_NORM})
+"""Kinds whose ``other`` keeps what their backward pass needs."""
 
 
 class NoProgramError(Exception):
-    """A module that no ops can express."""
+    """A host that no program can express."""
 
 
-@dataclass(frozen=True, eq=False)
-class RowLayout:
-    """The layout of a module's parameters in a row, and their unpadded sizes."""
+class Step(NamedTuple):
+    """One use of a layer; step n computes value n + 1."""
 
-    part: int
-    """Index of the part: 0 for the host, then the seed and the gate of each slot, then those of
-    each fossil."""
-    shapes: Mapping[str, Shape]
-    """Padded shapes of all parameters of a row, in order."""
-    own: Mapping[str, Shape]
-    """Unpadded shapes of one host's parameters."""
-    buffers: Sequence[str] = ()
-    """Names of the module's buffers."""
-
-
-@dataclass(frozen=True, eq=False)
-class Fragment:
-    """The ops of a module, which can be inserted anywhere in any program.
-
-    Values are numbered from those that the module is given, parameters and alphas from its own.
-    """
-
-    shapes: list[Shape]
-    """Shapes of all values."""
-    n_given: int
-    parameters: list[tuple[int, ...]]
-    ops: list[tuple[Any, ...]]
-    output: int
-    names: frozenset[str]
-    """The module's parameters that it reads."""
-
-
-Fragments = dict[Any, Fragment]
-"""Known fragments by what distinguishes them."""
-
-
-@dataclass(frozen=True, eq=False)
-class SeedPlan:
-    """Seeds or fossils of one kind, as programs of any hosts hold them."""
-
-    template: nn.Module
-    form: SeedForm
-    layout: RowLayout
-    """Part 1; that of a gate is part 2. Those of the seed with number n come 2 n later."""
-    style: BlendStyle
-    is_isolated: bool
-    gate: tuple[nn.Module, RowLayout] | None = None
-    fragments: Fragments = field(default_factory=Fragments)
-
-
-Seeds = Mapping[str, Sequence[tuple[int, SeedPlan]]]
-"""The seeds of each slot in order, each with its number, which is the index of its alpha: the
-slot's for a seed, then one for each fossil."""
+    kind: OpKind
+    source: int
+    other: int = 0
+    weight: int = -1
+    """Index of a parameter; -1 for none, as for the bias."""
+    bias: int = -1
+    slot: int = -1
+    number: float = 0.0
+    momentum: float = 0.0
+    form: tuple[int, ...] = ()
+    """What else distinguishes layers of this kind."""
 
 
 class Program:
-    """A program in the kernel's binary format."""
+    """A program in the kernel's binary format, and its FLOPs for one sample."""
 
-    def __init__(self, shapes: list[Shape], parameters: list[Any], ops: list[Any]) -> None:
-        self.sizes = np.array([prod(shape) for shape in shapes], np.int64)
-        self.n_outputs = int(self.sizes[ops[-1][1]])
-        self.parameters = np.array(parameters, PARAMETERS)
-        self.ops = np.array(ops, OPS)
-        tables = (self.sizes, self.parameters, self.ops)
-        counts = (*(len(table) for table in tables), ops[-1][1])
-        self.header = np.array([(*counts, *(table.ctypes.data for table in tables))], PROGRAM)
-        self.address: int = self.header.ctypes.data
+    def __init__(self, sizes: list[int], parameters: list[Any], ops: list[Any], plane: int) -> None:
+        self._sizes = np.array(sizes, np.int64)
+        self._parameters = np.array(parameters, PARAMETERS)
+        self._ops = np.array(ops, OPS)
+        tables = (self._sizes, self._parameters, self._ops)
+        header = (*map(len, tables), ops[-1][1], plane)
+        self._header = np.array([(*header, *(table.ctypes.data for table in tables))], PROGRAM)
+        self.address: int = self._header.ctypes.data
+        self.forward_flops = self.training_flops = 0.0
+
+
+class TensorTable:
+    """The parameters and buffers of a host by identity, and where each lies in its memory.
+
+    Each parameter comes after the last, then each moment in the same order, then the buffers.
+    """
+
+    def __init__(self, model: nn.Module, n_planes: int) -> None:
+        self.parameters: list[nn.Parameter] = list(model.parameters())
+        self.buffers: list[Tensor] = [b for b in model.buffers() if b.is_floating_point()]
+        self.shapes: tuple[tuple[int, ...], ...] = tuple(tuple(p.shape) for p in self.parameters)
+        self.n_planes = n_planes
+        self.sizes: list[int] = [prod(shape) for shape in self.shapes]
+        self.plane = sum(self.sizes)
+        """Number of parameters."""
+        self.buffer_sizes: list[int] = [buffer.numel() for buffer in self.buffers]
+        self.indices = {id(p): index for index, p in enumerate(self.parameters)}
+        first = n_planes * self.plane
+        offsets = accumulate(self.buffer_sizes, initial=first)
+        self.buffer_offsets = {id(b): at for b, at in zip(self.buffers, offsets, strict=False)}
+        self.length = first + sum(self.buffer_sizes)
+        """Number of all numbers."""
+
+    def find_problem(self) -> str | None:
+        """Return why the kernel cannot hold these tensors; None if it can."""
+        tensors: list[Tensor] = [*self.parameters, *self.buffers]
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) != 1:
+            return "parameters and buffers have several dtypes"
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            return "parameters are not on the CPU"
+        return None
+
+
+_programs: dict[Any, Program | NoProgramError] = {}
+"""The programs of all hosts of this process by what determines them."""
 
 
 def write_program(
-    template: nn.Module,
-    layout: RowLayout,
-    inputs: Shape,
-    seeds: Seeds,
-    fragments: Fragments | None = None,
-) -> Program:
-    """Return the program of a host with some seeds.
+    model: nn.Module,
+    table: TensorTable,
+    inputs: tuple[int, ...],
+    slots: Sequence[str],
+    seeds: tuple[tuple[int, float], ...] = (),
+) -> tuple[Program, list[Tensor]]:
+    """Return the program of a host as it is, in training if gradients are enabled.
 
-    A sample's shape is ``(features,)`` or ``(channels, height, width)``. ``fragments`` are those of
-    hosts with the same template and layout, which this call uses and adds to.
+    Also return the buffers that count the batches of training of the batch norms in it.
+
+    Args:
+        model: The host.
+        table: Its tensors.
+        inputs: The shape of a sample: ``(features,)`` or ``(channels, height, width)``.
+        slots: The names of its slots.
+        seeds: For each parameter, the column of its gradient norm and the factor on its learning
+            rate; by default those of the host's own.
 
     Raises:
         NoProgramError: If a module has no ops.
     """
-    writer = _Writer([inputs])
-    known: Fragments = {} if fragments is None else fragments
-    _ModuleWriter(writer, layout, frozenset({0}), seeds, known).write(template, 0)
-    if len(writer.shapes) > MAX_VALUES or len(writer.parameters) > MAX_PARAMETERS:
-        raise NoProgramError("the program is too long")
-    if sum(prod(shape) for shape in writer.shapes) > MAX_NUMBERS:
-        raise NoProgramError("the host is too large")
-    if not writer.ops or not writer.parameters:
-        raise NoProgramError("the program is empty")
-    return Program(writer.shapes, writer.parameters, writer.ops)
+    reader = _Reader(table, slots)
+    reader.read(model, 0)
+    key = (tuple(reader.steps), table.shapes, table.n_planes, inputs, seeds)
+    found = _programs.get(key)
+    if found is None:
+        if len(_programs) >= MAX_PROGRAMS:
+            _programs.clear()  # hosts hold the programs that they run
+        try:
+            found = _Writer(table, inputs, seeds).write(reader.steps)
+        except NoProgramError as error:
+            found = error
+        _programs[key] = found
+    if isinstance(found, NoProgramError):
+        raise NoProgramError(str(found))
+    return found, reader.counters
 
 
-class _Writer:
-    """The values, parameters and ops of a program or fragment under construction."""
+class _Reader:
+    """Reads the steps of a host from its modules."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
-        """Start with the values that are given."""
-        self.shapes = list(shapes)
-        self.n_given = len(shapes)
-        self.parameters: list[tuple[int, ...]] = []
-        self.ops: list[tuple[Any, ...]] = []
+    def __init__(self, table: TensorTable, slots: Sequence[str]) -> None:
+        self.table = table
+        self.slots = {name: number for number, name in enumerate(slots)}
+        self.steps: list[Step] = []
+        self.counters: list[Tensor] = []
 
-    def add_value(self, shape: Shape) -> int:
-        """Add a value with this shape for each sample and return its index."""
-        self.shapes.append(shape)
-        return len(self.shapes) - 1
+    def add(self, kind: OpKind, source: int, **fields: Any) -> int:
+        """Add a step and return the index of its value."""
+        self.steps.append(Step(kind, source, **fields))
+        return len(self.steps)
 
-    def add_op(
-        self,
-        kind: OpKind,
-        shape: Shape,
-        source: int,
-        *,
-        other: int = 0,
-        weight: int = 0,
-        bias: int = -1,
-        is_detached: bool = False,
-        slot: int = 0,
-        number: float = 0.0,
-        momentum: float = 0.0,
-        **of_map: int,
-    ) -> int:
-        """Add an op and return the index of its result."""
-        to = self.add_value(shape)
-        integers = (int(kind), to, source, other, weight, bias, is_detached, slot)
-        on_maps = (of_map.get(name, 0) for name in MAP_FIELDS)
-        self.ops.append((*integers, *on_maps, number, momentum))
-        return to
-
-    def finish(self, output: int, names: frozenset[str] = frozenset()) -> Fragment:
-        """Return what was written as a fragment."""
-        return Fragment(self.shapes, self.n_given, self.parameters, self.ops, output, names)
-
-    def insert(self, fragment: Fragment, given: Sequence[int], number: int = 0) -> int:
-        """Insert a fragment that reads the given values, and return the index of its output.
-
-        ``number`` is the index of its alpha; the parts of its parameters follow from it.
-        """
-        values = [*given, *range(len(self.shapes), len(self.shapes) + len(fragment.shapes))]
-        first = len(self.parameters)
-        self.shapes += fragment.shapes[fragment.n_given :]
-        self.parameters += [(part + 2 * number, *rest) for part, *rest in fragment.parameters]
-        self.ops += [
-            (
-                kind,
-                values[to],
-                values[source],
-                values[other],
-                first + weight,
-                bias if bias < 0 else first + bias,
-                is_detached,
-                slot + number,
-                *rest,
-            )
-            for kind, to, source, other, weight, bias, is_detached, slot, *rest in fragment.ops
-        ]
-        return values[fragment.output]
-
-
-class _ModuleWriter:
-    """Writes the ops of one module, whose parameters are in one row."""
-
-    def __init__(
-        self,
-        writer: _Writer,
-        layout: RowLayout,
-        detached: frozenset[int],
-        seeds: Seeds,
-        fragments: Fragments,
-    ) -> None:
-        self.writer = writer
-        self.layout = layout
-        self.detached = detached
-        """Values that get no gradient."""
-        self.seeds = seeds
-        self.fragments = fragments
-        ends = accumulate(map(prod, layout.shapes.values()), initial=0)
-        self.offsets = dict(zip(layout.shapes, ends, strict=False))
-        self.unused = set(layout.shapes)
-
-    def write(self, module: nn.Module, source: int) -> int:
-        """Write a whole module and return its output; raise if a parameter is unused."""
-        output = self._write(module, "", source)
-        if self.unused:
-            raise NoProgramError(f"parameter {min(self.unused)} is unused")
-        return output
-
-    def _write(self, module: nn.Module, name: str, source: int) -> int:
-        """Write a module and its seeds; without seeds inside it, it is a fragment."""
-        prefix = f"{name}." if name else ""
-        if any(slot.startswith(prefix) for slot in self.seeds):
-            output = self._write_own(module, name, source)
-        else:
-            fragment = self._find_fragment(module, name, source)
-            if not fragment.names <= self.unused:
-                used = min(fragment.names - self.unused)
-                raise NoProgramError(f"parameter {used} is missing or used twice")
-            self.unused -= fragment.names
-            output = self.writer.insert(fragment, [source])
-        for number, seed in self.seeds.get(name, ()) if name else ():
-            output = self._write_seed(seed, number, source, output)
-        return output
-
-    def _find_fragment(self, module: nn.Module, name: str, source: int) -> Fragment:
-        shape, is_detached = self.writer.shapes[source], source in self.detached
-        key = name, shape, is_detached
-        if key not in self.fragments:
-            detached = frozenset({0} if is_detached else ())
-            own = _ModuleWriter(_Writer([shape]), self.layout, detached, {}, {})
-            output = own._write_own(module, name, 0)
-            names = frozenset(self.layout.shapes) - own.unused
-            self.fragments[key] = own.writer.finish(output, names)
-        return self.fragments[key]
-
-    def _write_own(self, module: nn.Module, name: str, source: int) -> int:
-        """Write a module without its own seeds."""
-        own = vars(module)
+    def read(self, module: nn.Module, source: int) -> int:
+        """Add the steps of a module and return its output."""
+        own = module.__dict__
         if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
             raise NoProgramError("a module has hooks")
-        prefix = f"{name}." if name else ""
-        layer = _LAYERS.get(type(module))
-        if layer is not None:
-            return layer(self, module, prefix, source)
-        forward = type(module).forward
+        kind = type(module)
+        if (layer := _LAYERS.get(kind)) is not None:
+            return layer(self, module, source)
+        forward = kind.forward
         chain = _CHAINS.get(forward)
         if forward is nn.Sequential.forward:
-            chain = tuple(name for name, _ in named_children(module))
-        if isinstance(module, BlockCopy) and not _is_residual(module.block):
-            chain = None
+            chain = tuple(own["_modules"])
+        elif kind is BlockCopy:
+            chain = _copied_chain(module)
         if chain is None:
-            raise NoProgramError(f"{type(module).__name__} has no op")
+            raise NoProgramError(f"{kind.__name__} has no op")
         output = source
-        for child in chain:
-            output = self._write(module.get_submodule(child), f"{prefix}{child}", output)
+        for name in chain:
+            output = self.read(_find_child(module, name), output)
         if forward is ResidualBlock.forward:
-            _require_apart(output, source)
             output = self.add(OpKind.ADD, source, other=output)
         return output
 
-    def _write_seed(self, seed: SeedPlan, number: int, x: int, y: int) -> int:
-        """Write the seed on a block with input x and output y; return the changed output."""
-        shapes, detached = self.writer.shapes, self.detached
-        key = shapes[x], shapes[y], x in detached, y in detached
-        if key not in seed.fragments:
-            seed.fragments[key] = _write_seed_fragment(seed, *key)
-        return self.writer.insert(seed.fragments[key], [x, y], number)
+    def parameter(self, parameter: nn.Parameter | None) -> int:
+        """Return the index of a parameter; -1 for None."""
+        if parameter is None:
+            return -1
+        if not parameter.requires_grad:
+            raise NoProgramError("a parameter is frozen")
+        return self.table.indices[id(parameter)]
 
-    def add(self, kind: OpKind, source: int, **fields: Any) -> int:
-        """Add an op that keeps the shape of its source."""
-        is_detached = source in self.detached
-        shape = self.writer.shapes[source]
-        return self.writer.add_op(kind, shape, source, is_detached=is_detached, **fields)
+    def read_linear(self, layer: nn.Linear, source: int) -> int:
+        """Add a linear layer."""
+        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
+        return self.add(OpKind.LINEAR, source, weight=weight, bias=bias)
 
-    def _add_parameter(self, name: str) -> int:
-        if name not in self.unused:
-            raise NoProgramError(f"parameter {name} is missing or used twice")
-        self.unused.remove(name)
-        own, padded = self.layout.own[name], self.layout.shapes[name]
-        if own[2:] != padded[2:]:
-            raise NoProgramError(f"the kernels of {name} are padded")
-        n_rows, first = (own[0], 1) if len(own) > 1 else (1, 0)
-        sizes = prod(own[first:]), prod(padded[first:])
-        place = (self.layout.part, self.offsets[name], n_rows, *sizes)
-        self.writer.parameters.append(place)
-        return len(self.writer.parameters) - 1
+    def read_conv(self, layer: nn.Conv2d, source: int) -> int:
+        """Add a convolution."""
+        if layer.padding_mode != "zeros" or layer.stride != (1, 1) or layer.dilation != (1, 1):
+            raise NoProgramError("a convolution has a stride, a dilation or other padding")
+        if isinstance(layer.padding, str):
+            raise NoProgramError("a convolution's padding is not a number")
+        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
+        form = (layer.groups, *layer.padding)
+        return self.add(OpKind.CONV, source, weight=weight, bias=bias, form=form)
 
-    def write_linear(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a linear layer."""
-        n_outputs, n_inputs = self.layout.own[f"{prefix}weight"]
-        if self.writer.shapes[source] != (n_inputs,):
-            raise NoProgramError("a layer expects another input size")
-        return self.writer.add_op(
-            OpKind.LINEAR,
-            (n_outputs,),
-            source,
-            weight=self._add_parameter(f"{prefix}weight"),
-            bias=-1 if layer.bias is None else self._add_parameter(f"{prefix}bias"),
-            is_detached=source in self.detached,
-        )
-
-    def write_conv(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a 3x3 convolution with padding 1, or a 1x1 convolution without groups."""
-        n_channels, height, width = self._map_shape(source)
-        n_outputs, n_inputs, *kernel = self.layout.own[f"{prefix}weight"]
-        is_small = kernel == [3, 3] and layer.padding == (1, 1)
-        is_pointwise = kernel == [1, 1] and layer.padding == (0, 0) and layer.groups == 1
-        if not (is_small or is_pointwise) or layer.padding_mode != "zeros":
-            raise NoProgramError("a convolution is neither 3x3 with padding 1 nor 1x1")
-        if layer.stride != (1, 1) or layer.dilation != (1, 1):
-            raise NoProgramError("a convolution has a stride or a dilation")
-        if n_inputs * layer.groups != n_channels:
-            raise NoProgramError("a convolution expects other channels")
-        return self.writer.add_op(
-            OpKind.CONV,
-            (n_outputs, height, width),
-            source,
-            weight=self._add_parameter(f"{prefix}weight"),
-            bias=-1 if layer.bias is None else self._add_parameter(f"{prefix}bias"),
-            is_detached=source in self.detached,
-            height=height,
-            width=width,
-            n_groups=layer.groups,
-        )
-
-    def write_batch_norm(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a batch norm of feature maps."""
-        n_channels = self._map_shape(source)[0]
-        if not layer.affine or not layer.track_running_stats or layer.momentum is None:
+    def read_batch_norm(self, layer: nn.BatchNorm2d, source: int) -> int:
+        """Add a batch norm of feature maps."""
+        mean, variance = layer.running_mean, layer.running_var
+        if not layer.affine or mean is None or variance is None or layer.momentum is None:
             raise NoProgramError("a batch norm has no parameters, statistics or momentum")
-        if self.layout.own[f"{prefix}weight"] != (n_channels,):
-            raise NoProgramError("a batch norm expects other channels")
-        return self.add(
-            OpKind.BATCH_NORM,
-            source,
-            other=self.writer.add_value((n_channels,)),
-            weight=self._add_parameter(f"{prefix}weight"),
-            bias=self._add_parameter(f"{prefix}bias"),
-            buffer=self.layout.buffers.index(f"{prefix}running_mean"),
-            number=layer.eps,
-            momentum=layer.momentum,
-        )
+        if layer.num_batches_tracked is not None:
+            self.counters.append(layer.num_batches_tracked)
+        at = self.table.buffer_offsets
+        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
+        form = (at[id(mean)], at[id(variance)])
+        numbers = {"number": layer.eps, "momentum": layer.momentum, "form": form}
+        return self.add(OpKind.BATCH_NORM, source, weight=weight, bias=bias, **numbers)
 
-    def write_group_norm(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a norm over all channels and positions."""
-        n_channels = self._map_shape(source)[0]
-        if layer.num_groups != 1 or self.layout.own.get(f"{prefix}weight") != (n_channels,):
-            raise NoProgramError("a group norm has several groups or no parameters")
-        return self._add_norm(layer, prefix, source)
+    def read_norm(self, layer: Any, source: int) -> int:
+        """Add a layer norm over all features, or a group norm over all channels and positions."""
+        is_group = isinstance(layer, nn.GroupNorm)
+        if layer.weight is None or layer.bias is None or (is_group and layer.num_groups != 1):
+            raise NoProgramError("a norm has several groups, or no weights or biases")
+        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
+        form = (1 + 2 * is_group,)
+        return self.add(OpKind.NORM, source, weight=weight, bias=bias, number=layer.eps, form=form)
 
-    def write_pool(self, layer: Any, prefix: str, source: int) -> int:
-        """Write the mean over all positions."""
-        n_channels = self._map_shape(source)[0]
-        if layer.output_size not in (1, (1, 1)):
-            raise NoProgramError("a pool has several outputs")
-        return self._add_pool((n_channels, 1, 1), source)
-
-    def write_flatten(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a copy of a map as a vector."""
-        if (layer.start_dim, layer.end_dim) != (1, -1):
-            raise NoProgramError("some axes are not flattened")
-        return self._add_pool((prod(self._map_shape(source)),), source)
-
-    def _add_pool(self, shape: Shape, source: int) -> int:
-        is_detached = source in self.detached
-        return self.writer.add_op(OpKind.POOL, shape, source, is_detached=is_detached)
-
-    def write_squeeze_excite(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a map times a function of it with one number per channel."""
-        _, height, width = self._map_shape(source)
-        factors = self._write(layer.excite, f"{prefix}excite", source)
-        return self.add(OpKind.SCALE, source, other=factors, repeat=height * width)
-
-    def _map_shape(self, source: int) -> Shape:
-        """Return the channels, height and width of a feature map."""
-        shape = self.writer.shapes[source]
-        if len(shape) != 3:
-            raise NoProgramError("a layer expects a feature map")
-        return shape
-
-    def write_norm(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a layer norm over all features."""
-        shape = self.writer.shapes[source]
-        is_whole = len(shape) == 1 and self.layout.own.get(f"{prefix}weight") == shape
-        if layer.bias is None or not is_whole:
-            raise NoProgramError("a layer norm is not over all features, or has no parameters")
-        return self._add_norm(layer, prefix, source)
-
-    def _add_norm(self, layer: Any, prefix: str, source: int) -> int:
-        return self.add(
-            OpKind.NORM,
-            source,
-            other=self.writer.add_value((prod(self.writer.shapes[source]) + 1,)),
-            weight=self._add_parameter(f"{prefix}weight"),
-            bias=self._add_parameter(f"{prefix}bias"),
-            number=layer.eps,
-        )
-
-    def write_relu(self, layer: Any, prefix: str, source: int) -> int:
-        """Write a ReLU."""
+    def read_relu(self, layer: nn.ReLU, source: int) -> int:
+        """Add a ReLU."""
         if layer.inplace:
             raise NoProgramError("an activation is in place")
         return self.add(OpKind.RELU, source)
 
-    def write_gelu(self, layer: Any, prefix: str, source: int) -> int:
-        """Write an exact GELU."""
+    def read_gelu(self, layer: nn.GELU, source: int) -> int:
+        """Add an exact GELU."""
         if layer.approximate != "none":
             raise NoProgramError("an activation is approximate")
-        return self.add(
-            OpKind.GELU, source, other=self.writer.add_value(self.writer.shapes[source])
+        return self.add(OpKind.GELU, source)
+
+    def read_pool(self, layer: nn.AdaptiveAvgPool2d, source: int) -> int:
+        """Add the mean over all positions."""
+        if layer.output_size not in (1, (1, 1)):
+            raise NoProgramError("a pool has several outputs")
+        return self.add(OpKind.POOL, source, form=(1,))
+
+    def read_flatten(self, layer: nn.Flatten, source: int) -> int:
+        """Add a copy of a sample as a vector."""
+        if (layer.start_dim, layer.end_dim) != (1, -1):
+            raise NoProgramError("some axes are not flattened")
+        return self.add(OpKind.POOL, source, form=(0,))
+
+    def read_squeeze_excite(self, layer: SqueezeExciteSeed, source: int) -> int:
+        """Add a map times a function of it with one number per channel."""
+        factors = self.read(layer.excite, source)
+        return self.add(OpKind.SCALE, source, other=factors, form=(1,))
+
+    def read_slot(self, slot: SeedSlot, source: int) -> int:
+        """Add a block with the fossils and the seed that grow on it."""
+        output = self.read(slot.block, source)
+        for part, fossil in zip(slot.absorbed, slot.life.fossils, strict=True):
+            change = self._read_seed(part, fossil.style, source, output)
+            output = self.add(OpKind.BLEND, output, other=change, number=fossil.alpha)
+        effect, _ = slot.current_effect()
+        if effect == "none":
+            return output
+        if effect == "isolated":
+            x, y = (self.add(OpKind.DETACH, value) for value in (source, output))
+            change = self._read_seed(slot, slot.life.style, x, y)
+            return self.add(OpKind.PASS, output, other=change)
+        change = self._read_seed(slot, slot.life.style, source, output)
+        return self.add(OpKind.BLEND, output, other=change, slot=self.slots[slot.name])
+
+    def _read_seed(self, part: SeedSlot | AbsorbedSeed, style: BlendStyle, x: int, y: int) -> int:
+        """Add what a seed on a block with input x and output y adds to y at alpha 1."""
+        assert part.seed is not None, "the slot is empty"
+        change = self.read(part.seed, y if part.form == SeedForm.SERIAL else x)
+        if style == BlendStyle.MULTIPLY_LINEAR:
+            return self.add(OpKind.PRODUCT, y, other=self.add(OpKind.TANH, change))
+        if style == BlendStyle.LEARNED_GATE:
+            assert part.gate is not None, "a gated seed has a gate"
+            opening = self.add(OpKind.GATE, self.read(part.gate, y))
+            return self.add(OpKind.SCALE, change, other=opening, form=(0,))
+        return change
+
+
+def _find_child(module: nn.Module, name: str) -> nn.Module:
+    return module.get_submodule(name) if "." in name else module.__dict__["_modules"][name]
+
+
+def _copied_chain(copied: BlockCopy) -> tuple[str, ...] | None:
+    """Return the branch of a copied residual block, which is what it changes."""
+    own = vars(copied.block)
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+        return None
+    if type(copied.block).forward is not ResidualBlock.forward:
+        return None
+    return tuple(f"block.{name}" for name in _TWO_LAYERS)
+
+
+class _Writer:
+    """Writes the program of steps for tensors of given shapes."""
+
+    def __init__(
+        self, table: TensorTable, inputs: tuple[int, ...], seeds: tuple[tuple[int, float], ...]
+    ) -> None:
+        self.table = table
+        self.offsets = [0, *accumulate(table.sizes)]
+        self.seeds = seeds or ((0, 1.0),) * len(table.shapes)
+        self.shapes = [inputs]
+        """The shape of each value for one sample."""
+        self.has_gradient = [False]
+        self.parameters: list[tuple[Any, ...]] = []
+        self.ops: list[tuple[Any, ...]] = []
+        self.used: set[int] = set()
+        self.forward_flops = self.weight_flops = self.input_flops = 0
+
+    def write(self, steps: Sequence[Step]) -> Program:
+        """Return the program of these steps."""
+        values = [0]
+        """The value of each step's result."""
+        detached = {0}
+        """Results to which no gradient flows."""
+        for number, step in enumerate(steps, start=1):
+            source, other = values[step.source], values[step.other]
+            if step.kind == OpKind.DETACH:
+                values.append(source)
+                detached.add(number)
+                continue
+            reads_two = step.kind in _READS_TWO
+            if reads_two and source == other:
+                raise NoProgramError("a block returns its input")
+            is_detached = step.source in detached or not self.has_gradient[source]
+            values.append(self._write_step(step, source, other, is_detached))
+            others = reads_two and step.other not in detached and self.has_gradient[other]
+            self.has_gradient[values[-1]] = step.weight >= 0 or not is_detached or others
+        self._require_fit(values[-1])
+        sizes = [prod(shape) for shape in self.shapes]
+        program = Program(sizes, self.parameters, self.ops, self.table.plane)
+        program.forward_flops = float(self.forward_flops)
+        program.training_flops = program.forward_flops + self.weight_flops + self.input_flops
+        return program
+
+    def _require_fit(self, output: int) -> None:
+        if not self.ops or not self.parameters or self.ops[-1][1] != output:
+            raise NoProgramError("the program is empty")
+        if len(self.shapes) > MAX_VALUES or len(self.parameters) > MAX_PARAMETERS:
+            raise NoProgramError("the program is too long")
+        if sum(map(prod, self.shapes)) > MAX_NUMBERS or self.table.plane > MAX_WEIGHTS:
+            raise NoProgramError("the host is too large")
+        if len(self.shapes[output]) != 1:
+            raise NoProgramError("the output is not a vector")
+
+    def _write_step(self, step: Step, source: int, other: int, is_detached: bool) -> int:
+        """Add the op of a step and return the index of its value."""
+        shape, kept = self._find_shapes(step, source, other)
+        self._count_flops(step, shape, is_detached)
+        height, width = self.shapes[source][1:] if len(self.shapes[source]) == 3 else (1, 1)
+        groups = step.form[0] if step.kind == OpKind.CONV else 0
+        mean, variance = step.form if step.kind == OpKind.BATCH_NORM else (0, 0)
+        repeat = height * width if step.kind == OpKind.SCALE and step.form[0] else 1
+        if step.kind in _KEEPS:
+            other = self._add_value(kept)
+        to = self._add_value(shape)
+        weight, bias = (self._use(index) for index in (step.weight, step.bias))
+        self.ops.append(
+            (int(step.kind), to, source, other, weight, bias, is_detached, step.slot)
+            + (height, width, groups, mean, variance, repeat, step.number, step.momentum)
         )
+        return to
+
+    def _find_shapes(
+        self, step: Step, source: int, other: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of a step's result and of what it keeps for the backward pass."""
+        shape, shapes = self.shapes[source], self.table.shapes
+        is_map = len(shape) == 3
+        match step.kind:
+            case OpKind.LINEAR:
+                n_outputs, n_inputs = shapes[step.weight]
+                _require(shape == (n_inputs,), "a layer expects another input size")
+                return (n_outputs,), ()
+            case OpKind.CONV:
+                groups, *padding = step.form
+                n_outputs, n_inputs, *kernel = shapes[step.weight]
+                is_small = kernel == [3, 3] and padding == [1, 1]
+                is_pointwise = kernel == [1, 1] and padding == [0, 0] and groups == 1
+                _require(is_small or is_pointwise, "a convolution is neither 3x3 nor 1x1")
+                is_fit = is_map and n_inputs * groups == shape[0]
+                _require(is_fit, "a convolution expects other channels")
+                return (n_outputs, *shape[1:]), ()
+            case OpKind.BATCH_NORM:
+                is_fit = is_map and shapes[step.weight] == shape[:1]
+                _require(is_fit, "a batch norm expects other channels")
+                return shape, shape[:1]
+            case OpKind.NORM:
+                is_fit = len(shape) == step.form[0] and shapes[step.weight] == shape[:1]
+                _require(is_fit, "a norm is not over all features")
+                return shape, (prod(shape) + 1,)
+            case OpKind.POOL:
+                if not step.form[0]:
+                    return (prod(shape),), ()
+                _require(is_map, "a pool expects a feature map")
+                return (shape[0], 1, 1), ()
+            case OpKind.SCALE:
+                n_factors = shape[0] if step.form[0] else prod(shape[1:])
+                _require(prod(self.shapes[other]) == n_factors, "factors do not fit")
+                return shape, ()
+            case OpKind.ADD | OpKind.PRODUCT | OpKind.PASS | OpKind.BLEND:
+                _require(self.shapes[other] == shape, "a block's output has another shape")
+                return shape, ()
+            case _:
+                return shape, shape
+
+    def _count_flops(self, step: Step, shape: tuple[int, ...], is_detached: bool) -> None:
+        """Add the FLOPs of a layer as torch's counter counts them."""
+        if step.kind not in (OpKind.LINEAR, OpKind.CONV):
+            return
+        positions = prod(shape[1:])
+        flops = 2 * prod(self.table.shapes[step.weight]) * positions
+        self.forward_flops += flops
+        # The counter takes the gradient of grouped weights for that of a whole convolution.
+        self.weight_flops += flops * (step.form[0] if step.kind == OpKind.CONV else 1)
+        self.input_flops += 0 if is_detached else flops
+
+    def _add_value(self, shape: tuple[int, ...]) -> int:
+        self.shapes.append(shape)
+        self.has_gradient.append(False)
+        return len(self.shapes) - 1
+
+    def _use(self, index: int) -> int:
+        """Add a parameter and return its index in the program; -1 for none."""
+        if index < 0:
+            return -1
+        _require(index not in self.used, "a parameter is used twice")
+        self.used.add(index)
+        shape, (column, factor) = self.table.shapes[index], self.seeds[index]
+        n_rows = shape[0] if len(shape) > 1 else 1
+        n_columns = prod(shape[1:]) if len(shape) > 1 else prod(shape)
+        self.parameters.append((self.offsets[index], n_rows, n_columns, column, index, factor))
+        return len(self.parameters) - 1
 
 
-def _write_seed_fragment(
-    seed: SeedPlan, x_shape: Shape, y_shape: Shape, is_x_detached: bool, is_y_detached: bool
-) -> Fragment:
-    """Return the fragment of a seed that is given its block's input x and output y."""
-    writer, x, y = _Writer([x_shape, y_shape]), 0, 1
-    flags = (seed.is_isolated or is_x_detached, seed.is_isolated or is_y_detached)
-    detached = frozenset(value for value, is_detached in enumerate(flags) if is_detached)
-    own = _ModuleWriter(writer, seed.layout, detached, {}, {})
-    change = own.write(seed.template, y if seed.form == SeedForm.SERIAL else x)
-    _require_apart(change, x, y)
-    if writer.shapes[change] != y_shape:
-        raise NoProgramError("a seed's output has another shape than its block's")
-    if seed.style == BlendStyle.MULTIPLY_LINEAR:
-        factor = own.add(OpKind.TANH, change)
-        change = own.add(OpKind.PRODUCT, y, other=factor)
-    elif seed.style == BlendStyle.LEARNED_GATE:
-        if seed.gate is None:
-            raise NoProgramError("a seed has no gate")
-        gates = _ModuleWriter(writer, seed.gate[1], detached, {}, {})
-        opening = gates.add(OpKind.GATE, gates.write(seed.gate[0], y))
-        change = own.add(OpKind.SCALE, change, other=opening, repeat=1)
-    kind = OpKind.PASS if seed.is_isolated else OpKind.BLEND
-    # Isolation concerns what the seed reads; its block always gets the gradient of the result.
-    output = writer.add_op(kind, y_shape, y, other=change, is_detached=is_y_detached)
-    return writer.finish(output)
-
-
-def _require_apart(value: int, *others: int) -> None:
-    if value in others:
-        raise NoProgramError("a block returns its input")
-
-
-def _is_residual(block: nn.Module) -> bool:
-    own = vars(block)
-    has_hooks = own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own
-    return type(block).forward is ResidualBlock.forward and not has_hooks
+def _require(is_fit: bool, problem: str) -> None:
+    if not is_fit:
+        raise NoProgramError(problem)
 
 
 _TWO_LAYERS = ("first", "norm", "activation", "second")
@@ -514,23 +511,22 @@ _CHAINS: dict[Callable[..., Any], tuple[str, ...]] = {
     PlainBlock.forward: _TWO_LAYERS,
     ResidualBlock.forward: _TWO_LAYERS,
     WidenSeed.forward: _TWO_LAYERS,
-    # What a copied residual block changes is its residual branch.
-    BlockCopy.forward: tuple(f"block.{name}" for name in _TWO_LAYERS),
 }
 """Children of modules that apply them in sequence, by forward function."""
 
-_LAYERS: dict[type[nn.Module], Callable[[_ModuleWriter, Any, str, int], int]] = {
-    nn.Linear: _ModuleWriter.write_linear,
-    nn.Conv2d: _ModuleWriter.write_conv,
-    nn.LayerNorm: _ModuleWriter.write_norm,
-    nn.BatchNorm2d: _ModuleWriter.write_batch_norm,
-    nn.GroupNorm: _ModuleWriter.write_group_norm,
-    nn.ReLU: _ModuleWriter.write_relu,
-    nn.GELU: _ModuleWriter.write_gelu,
-    nn.Tanh: lambda writer, layer, prefix, source: writer.add(OpKind.TANH, source),
-    nn.AdaptiveAvgPool2d: _ModuleWriter.write_pool,
-    nn.Flatten: _ModuleWriter.write_flatten,
-    nn.Identity: lambda writer, layer, prefix, source: source,
-    SqueezeExciteSeed: _ModuleWriter.write_squeeze_excite,
-    NoopSeed: lambda writer, layer, prefix, source: writer.add(OpKind.ZERO, source),
+_LAYERS: dict[type[nn.Module], Callable[[_Reader, Any, int], int]] = {
+    nn.Linear: _Reader.read_linear,
+    nn.Conv2d: _Reader.read_conv,
+    nn.LayerNorm: _Reader.read_norm,
+    nn.GroupNorm: _Reader.read_norm,
+    nn.BatchNorm2d: _Reader.read_batch_norm,
+    nn.ReLU: _Reader.read_relu,
+    nn.GELU: _Reader.read_gelu,
+    nn.Tanh: lambda reader, layer, source: reader.add(OpKind.TANH, source),
+    nn.AdaptiveAvgPool2d: _Reader.read_pool,
+    nn.Flatten: _Reader.read_flatten,
+    nn.Identity: lambda reader, layer, source: source,
+    SqueezeExciteSeed: _Reader.read_squeeze_excite,
+    NoopSeed: lambda reader, layer, source: reader.add(OpKind.ZERO, source),
+    SeedSlot: _Reader.read_slot,
 }

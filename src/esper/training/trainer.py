@@ -179,8 +179,8 @@ class Trainer:
 
     def _describe_run(self) -> None:
         counts = self.task.share_out(self.config.envs)
-        groups = zip(accumulate(counts, initial=0), self._sample.growth.hosts.groups, strict=False)
-        hosts = {first: group.population.template for first, group in groups}
+        firsts = zip(accumulate(counts, initial=0), self.task.designs, strict=False)
+        hosts = {first: design.make_host(0) for first, design in firsts}
         if self.task.draws_designs:
             hosts = {}  # every episode has another
         self._write(run_record(self.config, self.parts.slot_config, hosts, self._name))

@@ -1,0 +1,412 @@
+"""One host: a plain model with its slots, optimizer, batch order and governor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from esper.arrays import Floats
+from esper.config.growth import PopulationConfig
+from esper.errors import ConfigError, UnsupportedHostError, blame_user_code
+from esper.growth.footprint import forward_flops, training_step_flops
+from esper.growth.governor import Governor, GovernorReport
+from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
+from esper.growth.optimizers import OptimizerKeeper, copied_state
+from esper.growth.ranks import Ranks
+from esper.growth.seed_slot import SeedSlot, slot_size
+from esper.growth.sites import SlotSize
+from esper.growth.slot_states import SlotLife
+from esper.lifecycle.stages import Stage
+from esper.populations.host_data import (
+    Ablation,
+    BatchOrder,
+    HostSpec,
+    HostState,
+    Objective,
+    Split,
+    sample_means,
+)
+from esper.populations.host_memory import HostMemory
+from esper.populations.vector_programs import NoProgramError, Program, TensorTable, write_program
+
+EVALUATION_BATCH = 512
+
+
+def moment_names(config: PopulationConfig) -> tuple[str, ...]:
+    """Return torch's names of the optimizer's state for each parameter."""
+    if config.optimizer == "sgd":
+        return ("momentum_buffer",) if config.momentum else ()
+    return ("exp_avg", "exp_avg_sq")
+
+
+def make_optimizer(
+    model: nn.Module, config: PopulationConfig, learning_rate: float, *, fused: bool = False
+) -> Optimizer:
+    """Return the optimizer of one host; a fused one is faster and differs in the last digits."""
+    parameters = list(model.parameters())
+    decay, is_fused = config.weight_decay, fused or None
+    if config.optimizer == "sgd":
+        return SGD(
+            parameters, learning_rate, momentum=config.momentum, weight_decay=decay, fused=is_fused
+        )
+    betas = (config.beta1, config.beta2)
+    kind = Adam if config.optimizer == "adam" else AdamW
+    return kind(
+        parameters,
+        learning_rate,
+        betas=betas,
+        eps=config.adam_eps,
+        weight_decay=decay,
+        fused=is_fused,
+    )
+
+
+@dataclass(frozen=True)
+class HostCosts:
+    """The size of a host before growth, and its FLOPs for one sample."""
+
+    host_forward: float
+    host_training: float
+    host_parameters: int
+    slot_sizes: tuple[SlotSize, ...]
+    """The size of each slot."""
+
+
+@dataclass(eq=False)
+class TrainedEpoch:
+    """What a host's epoch in torch came to."""
+
+    losses: list[float]
+    norms: list[float]
+    seed_norms: Floats
+    """``[S]`` sums over steps."""
+    flops: float
+    intervention: GovernorReport | None = None
+
+
+class Host:
+    """A model that is trained, whatever trains it.
+
+    The kernel works on the model's own tensors, which are then views of one block of memory.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: HostSpec,
+        config: PopulationConfig,
+        objective: Objective,
+        *,
+        name: str,
+    ) -> None:
+        """Prepare to train a new model by these settings, which the specification may override."""
+        self.model, self.spec, self.objective, self._name = model, spec, objective, name
+        self.config = replace(
+            config,
+            learning_rate=spec.learning_rate or config.learning_rate,
+            batch_size=spec.batch_size or config.batch_size,
+            batches_per_epoch=spec.batches_per_epoch or config.batches_per_epoch,
+        )
+        self.slots = slots(model)
+        self.optimizer = make_optimizer(model, self.config, self.config.learning_rate)
+        OptimizerKeeper(model, self.optimizer, seed_lr_factor=config.seed_lr_factor)
+        n_samples, own = len(spec.data.train_inputs), self.config
+        self.order = BatchOrder(spec.seed, n_samples, own.batch_size, own.batches_per_epoch)
+        self.costs: HostCosts
+        """Those before growth, which hosts of the same size share."""
+        self.memory: HostMemory | None = None
+        """What holds the tensors for the kernel; None until it needs them again."""
+        self.counters: list[Tensor] = []
+        """Buffers that count the batches of training."""
+        self._table: TensorTable | None = None
+        self._programs: dict[Ablation | None, Program | str] = {}
+        self._flops: dict[Ablation | None, float] = {}
+        self._governor: Governor | None = None
+        self._is_kept = False
+        """Whether the governor's snapshot is the current state."""
+        first = next(model.parameters(), None)
+        self.is_double: bool = first is not None and first.dtype == torch.float64
+        self.on_change: Callable[[], None] | None = None
+        """Called when the programs of the host are out of date."""
+        self.slots.listeners.append(self._on_new_parameters)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        return tuple(self.spec.data.train_inputs.shape[1:])
+
+    def measure(self) -> HostCosts:
+        """Return the costs of the host, in which nothing has grown yet."""
+        sizes = tuple(map(slot_size, self.slots.values()))
+        evaluation = self.flops(Ablation())
+        return HostCosts(evaluation, self.flops(None), count_parameters(self.model), sizes)
+
+    def note_life(self) -> None:
+        """Drop what depends on the stages and styles of seeds."""
+        self._programs.clear()
+        self._flops.clear()
+        if self.on_change is not None:
+            self.on_change()
+
+    def _on_new_parameters(self) -> None:
+        self._table = self.memory = None
+        self.note_life()
+
+    def program(self, ablation: Ablation | None) -> Program | str:
+        """Return the program that trains (None) or evaluates the host; or why there is none."""
+        if ablation not in self._programs:
+            try:
+                self._programs[ablation] = self._write(ablation)
+            except NoProgramError as error:
+                self._programs[ablation] = str(error)
+        return self._programs[ablation]
+
+    def _write(self, ablation: Ablation | None) -> Program:
+        if self._table is None:
+            self._table = TensorTable(self.model, 1 + len(moment_names(self.config)))
+        if (problem := self._table.find_problem()) is not None:
+            raise NoProgramError(problem)
+        seeds = self._describe_seeds(self._table) if ablation is None else ()
+        with self._mode(ablation):
+            program, counters = write_program(
+                self.model, self._table, self.input_shape, list(self.slots), seeds
+            )
+        if ablation is None:
+            self.counters = counters
+        return program
+
+    def _mode(self, ablation: Ablation | None) -> ExitStack:
+        """Return the context of training (None) or of evaluating with some seeds left out."""
+        stack = ExitStack()
+        stack.enter_context(torch.set_grad_enabled(ablation is None))
+        if ablation is not None:
+            stack.enter_context(self.slots.without(ablation.excludes))
+        return stack
+
+    def _describe_seeds(self, table: TensorTable) -> tuple[tuple[int, float], ...]:
+        """Return the norm's column and the rate's factor of each parameter; () without seeds."""
+        found = {
+            id(parameter): (1 + number, self.config.seed_lr_factor)
+            for number, slot in enumerate(self.slots.values())
+            for parameter in uncommitted_parameters(slot)
+        }
+        return tuple(found.get(id(p), (0, 1.0)) for p in table.parameters) if found else ()
+
+    def lay_out(self) -> HostMemory:
+        """Return the memory that holds the host's tensors, making it if there is none."""
+        if self.memory is None:
+            assert self._table is not None, "a host with a program has a table"
+            names = moment_names(self.config)
+            has_steps = self.config.optimizer != "sgd"
+            self.memory = HostMemory(self._table, self.optimizer, names, has_steps=has_steps)
+        return self.memory
+
+    def flops(self, ablation: Ablation | None) -> float:
+        """Return the FLOPs of training (None) or evaluating the host as it is on one sample."""
+        if ablation not in self._flops:
+            program = self.program(ablation)
+            if isinstance(program, Program):
+                is_training = ablation is None
+                found = program.training_flops if is_training else program.forward_flops
+            else:
+                found = self._count_flops(ablation)
+            self._flops[ablation] = found
+        return self._flops[ablation]
+
+    def _count_flops(self, ablation: Ablation | None) -> float:
+        sample = self.spec.data.train_inputs[:2]
+        with self._mode(ablation):
+            count = training_step_flops if ablation is None else forward_flops
+            return count(self.model, sample) / len(sample)
+
+    def train_in_torch(self, losses: list[float]) -> tuple[TrainedEpoch, list[float]]:
+        """Train an epoch with torch and the governor; do not advance the slots.
+
+        Takes and returns the statistics of the host's losses.
+        """
+        governor = self._find_governor()
+        governor.watch.set_state(losses)
+        inputs, targets = self.spec.data.split("train")
+        batches = torch.from_numpy(self.order.draw_epoch())
+        cost = self.order.batch_size * self.flops(None)
+        epoch = TrainedEpoch([], [], np.zeros(len(self.slots)), 0.0)
+        self.model.train()
+        with seeded(self.order.noise_seed):
+            for batch in batches:
+                self.optimizer.zero_grad()
+                loss = self._loss(inputs[batch], targets[batch])
+                epoch.flops += cost
+                epoch.intervention = governor.step(loss)
+                if epoch.intervention is not None:
+                    break
+                epoch.losses.append(loss.item())
+                epoch.norms.append(governor.gradient_norm)
+                epoch.seed_norms += [_gradient_norm(slot) for slot in self.slots.values()]
+            if epoch.intervention is None:
+                last = inputs[batches[-1]], targets[batches[-1]]
+                with torch.no_grad(), unchanged_buffers(self.model):
+                    value = self._loss(*last).item()
+                epoch.intervention = governor.check_loss(value)
+        if epoch.intervention is None:
+            epoch.intervention = governor.check_parameters()
+        if epoch.intervention is not None:  # its optimizer's state was replaced
+            self._on_new_parameters()
+        return epoch, governor.watch.get_state()
+
+    def _find_governor(self) -> Governor:
+        if self._governor is None:
+            self._governor = Governor(self.model, self.optimizer, ranks=Ranks())
+        elif not self._is_kept:
+            self._governor.keep(is_good=True)
+        self._is_kept = True
+        return self._governor
+
+    def end_epoch(self, is_compiled: bool) -> None:
+        """Keep the state after an epoch and the advance of the slots, which is good."""
+        if is_compiled:
+            self._is_kept = False
+            if self.memory is not None:
+                self.memory.save()
+        elif self._governor is not None:
+            self._governor.keep()
+
+    def touch(self) -> None:
+        """Note that something other than training has changed the state."""
+        self._is_kept = False
+        if self.memory is not None and self.memory.is_finite():
+            self.memory.save()
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.objective.losses(self.run(inputs), targets).mean()
+
+    def run(self, inputs: Tensor) -> Tensor:
+        """Return the model's outputs; an error names the model."""
+        try:
+            return self.model(inputs)
+        except Exception as error:
+            blame_user_code(
+                UnsupportedHostError,
+                error,
+                self._name,
+                f"on inputs of shape {list(inputs.shape)}; fix its forward().",
+            )
+
+    def evaluate_in_torch(self, split: Split, ablation: Ablation) -> tuple[float, float]:
+        """Return the mean loss and the mean metric on a split with some seeds left out."""
+        self.model.eval()
+        with self._mode(ablation):
+            return evaluate(self.run, self.objective, *self.spec.data.split(split))
+
+    def get_state(self) -> HostState:
+        """Return everything that the next epoch depends on, but for the population's facts."""
+        tensors = {f"model/{n}": t.detach().clone() for n, t in named_tensors(self.model).items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in _trained_state(self.optimizer, parameter).items():
+                tensors[f"optimizer/{key}/{name}"] = value
+        lives = self.slots.lives.to_json()
+        facts = {"lives": lives, "n_germinated": self.slots.n_germinated}
+        return HostState(tensors, facts | {"batch_order": self.order.get_state()})
+
+    def load_state(self, state: HostState) -> None:
+        """Load a state into a new host.
+
+        Raises:
+            ConfigError: If the state belongs to a host with other slots or tensors.
+        """
+        lives = state.facts["lives"]
+        if lives.keys() != self.slots.keys():
+            raise ConfigError(
+                f"the state has slots {', '.join(lives)}, but the host has "
+                f"{', '.join(self.slots)}; load a state of the same design."
+            )
+        self.slots.lives.load_json(lives)
+        self.slots.n_germinated = state.facts["n_germinated"]
+        self.slots.rebuild_seeds()
+        own = named_tensors(self.model)
+        given = {n.removeprefix("model/"): t for n, t in state.tensors.items() if n[:6] == "model/"}
+        _require_tensors(own, given)
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+        self.optimizer.state.clear()
+        for key, value in state.tensors.items():
+            kind, _, rest = key.partition("/")
+            if kind == "optimizer":
+                entry, _, name = rest.partition("/")
+                parameter = own.get(name)
+                if not isinstance(parameter, nn.Parameter) or (
+                    entry != "step" and value.shape != parameter.shape
+                ):
+                    raise ConfigError(
+                        f"the state has {entry} {list(value.shape)} of {name}, which does not fit "
+                        "the host; load a state of hosts of the same size."
+                    )
+                self.optimizer.state.setdefault(parameter, {})[entry] = value.clone()
+        self.order.set_state(state.facts["batch_order"])
+        self._on_new_parameters()
+        self._is_kept = False
+
+
+def _require_tensors(own: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """Raise if the tensors of a state do not match a host's in name and shape."""
+    hint = "load a state of hosts of the same size."
+    for name in own.keys() ^ given.keys():
+        has, lacks = ("state", "host") if name in given else ("host", "state")
+        raise ConfigError(f"the {has} has a tensor {name}, but the {lacks} does not; {hint}")
+    for name, tensor in own.items():
+        if tensor.shape != given[name].shape:
+            raise ConfigError(
+                f"{name} has shape {list(given[name].shape)} in the state, but "
+                f"{list(tensor.shape)} in the host; {hint}"
+            )
+
+
+def _trained_state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """Return the optimizer's state of a parameter; empty if it is that of an untrained one."""
+    state: dict[str, Any] = optimizer.state.get(parameter, {})
+    known = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    if not any(bool(value.any()) for value in known.values()):
+        return {}
+    return copied_state(known)
+
+
+def uncommitted_parameters(slot: SeedSlot) -> list[nn.Parameter]:
+    """Return the parameters of a slot's seed and its gate if it is not committed."""
+    is_growing = slot.seed is not None and slot.stage != Stage.FOSSILIZED
+    return slot.seed_parameters() if is_growing else []
+
+
+def _gradient_norm(slot: SeedSlot) -> float:
+    """Return the gradient norm of a slot's uncommitted seed; 0 without one."""
+    found = [p.grad for p in uncommitted_parameters(slot) if p.grad is not None]
+    return get_total_norm(found).item() if found else 0.0
+
+
+def form_of(life: SlotLife) -> tuple[Any, ...]:
+    """Return what the programs of a host depend on in one of its slots."""
+    if not life.has_seed:
+        return (life.fossils,)
+    flags = life.stage == Stage.TRAINING, life.is_computing, life.is_growing, life.affects_output
+    return (life.fossils, life.blueprint, life.style, *flags)
+
+
+def evaluate(
+    run: Callable[[Tensor], Tensor], objective: Objective, inputs: Tensor, targets: Tensor
+) -> tuple[float, float]:
+    """Return the mean loss and the mean metric of what computes outputs, batch by batch."""
+    totals, n = [0.0, 0.0], len(inputs)
+    for start in range(0, n, EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        outputs = run(inputs[batch])
+        for index, measure in enumerate((objective.losses, objective.metrics)):
+            totals[index] += sample_means(measure(outputs, targets[batch])).sum().item()
+    return totals[0] / n, totals[1] / n
