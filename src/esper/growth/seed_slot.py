@@ -208,8 +208,9 @@ class SeedSlot(BlockWrapper):
         return count_parameters(self.fossils)
 
     def gradient_norm(self) -> float:
-        """Return the norm of the gradients of the seed and its gate; 0 without any."""
-        grads = [p.grad for p in self.seed_parameters() if p.grad is not None]
+        """Return the norm of the gradients of the uncommitted seed and its gate; 0 without one."""
+        own = self.seed_parameters() if self.life.is_growing else []
+        grads = [p.grad for p in own if p.grad is not None]
         return total_norm(grads) if grads else 0.0
 
     def is_full(self) -> bool:

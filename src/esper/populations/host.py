@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from esper.arrays import Floats
@@ -18,11 +17,10 @@ from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError, UnsupportedHostError, blame_user_code
 from esper.growth.footprint import forward_flops, training_step_flops
 from esper.growth.governor import Governor, GovernorReport
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import Slot, slot_size, slots
 from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
 from esper.growth.optimizers import OptimizerKeeper, copied_state
 from esper.growth.ranks import Ranks
-from esper.growth.seed_slot import SeedSlot, slot_size
 from esper.growth.sites import SlotSize
 from esper.growth.slot_states import SlotLife
 from esper.lifecycle.stages import Stage
@@ -250,7 +248,7 @@ class Host:
                     break
                 epoch.losses.append(loss.item())
                 epoch.norms.append(governor.gradient_norm)
-                epoch.seed_norms += [_gradient_norm(slot) for slot in self.slots.values()]
+                epoch.seed_norms += [slot.gradient_norm() for slot in self.slots.values()]
             if epoch.intervention is None:
                 last = inputs[batches[-1]], targets[batches[-1]]
                 with torch.no_grad(), unchanged_buffers(self.model):
@@ -379,16 +377,9 @@ def _trained_state(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, A
     return copied_state(known)
 
 
-def uncommitted_parameters(slot: SeedSlot) -> list[nn.Parameter]:
-    """Return the parameters of a slot's seed and its gate if it is not committed."""
-    is_growing = slot.seed is not None and slot.stage != Stage.FOSSILIZED
-    return slot.seed_parameters() if is_growing else []
-
-
-def _gradient_norm(slot: SeedSlot) -> float:
-    """Return the gradient norm of a slot's uncommitted seed; 0 without one."""
-    found = [p.grad for p in uncommitted_parameters(slot) if p.grad is not None]
-    return get_total_norm(found).item() if found else 0.0
+def uncommitted_parameters(slot: Slot) -> list[nn.Parameter]:
+    """Return the parameters that are the uncommitted seed's of a slot alone."""
+    return slot.seed_parameters() if slot.life.is_growing else []
 
 
 def form_of(life: SlotLife) -> tuple[Any, ...]:

@@ -485,8 +485,8 @@ class Population:
         if self._forms.get((host, slot)) != form:
             self._forms[host, slot] = form
             place = held.slots[slot]
-            write_fossils(arrays, at, life, count_parameters(place.fossils))
-            arrays.parameters[at] = sum(p.numel() for p in place.seed_parameters())
+            write_fossils(arrays, at, life, place.count_fossils())
+            arrays.parameters[at] = place.count_live()
             held.note_life()
 
 

@@ -8,7 +8,6 @@ the kernel was not built, are computed by torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np

@@ -18,11 +18,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from esper.growth.blueprints import SeedForm
-from esper.growth.blueprints.deepening import BlockCopy
 from esper.growth.blueprints.seeds import NoopSeed, SqueezeExciteSeed
-from esper.growth.blueprints.widening import WidenSeed
 from esper.growth.hosts import CNNHost, MLPHost, PlainBlock, ResidualBlock
-from esper.growth.modules import named_children
 from esper.growth.seed_slot import AbsorbedSeed, SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 
@@ -228,8 +225,6 @@ class _Reader:
         chain = _CHAINS.get(forward)
         if forward is nn.Sequential.forward:
             chain = tuple(own["_modules"])
-        elif kind is BlockCopy:
-            chain = _copied_chain(module)
         if chain is None:
             raise NoProgramError(f"{kind.__name__} has no op")
         output = source
@@ -343,17 +338,7 @@ class _Reader:
 
 
 def _find_child(module: nn.Module, name: str) -> nn.Module:
-    return module.get_submodule(name) if "." in name else module.__dict__["_modules"][name]
-
-
-def _copied_chain(copied: BlockCopy) -> tuple[str, ...] | None:
-    """Return the branch of a copied residual block, which is what it changes."""
-    own = vars(copied.block)
-    if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-        return None
-    if type(copied.block).forward is not ResidualBlock.forward:
-        return None
-    return tuple(f"block.{name}" for name in _TWO_LAYERS)
+    return module.__dict__["_modules"][name]
 
 
 class _Writer:
@@ -510,7 +495,6 @@ _CHAINS: dict[Callable[..., Any], tuple[str, ...]] = {
     CNNHost.forward: ("stem", "blocks", "pool", "head"),
     PlainBlock.forward: _TWO_LAYERS,
     ResidualBlock.forward: _TWO_LAYERS,
-    WidenSeed.forward: _TWO_LAYERS,
 }
 """Children of modules that apply them in sequence, by forward function."""
 

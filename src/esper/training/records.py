@@ -153,6 +153,7 @@ def host_parts(host: nn.Module) -> list[HostPart]:
     grown = {
         id(module)
         for slot in slots(host).values()
+        if isinstance(slot, SeedSlot)
         for part in (*slot.absorbed, slot)
         if part.seed is not None
         for module in part.seed.modules()
