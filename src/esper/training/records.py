@@ -21,6 +21,7 @@ from esper.environment import EpisodeResults
 from esper.environment.rewards import REWARD_TERMS
 from esper.growth.host_slots import slots
 from esper.growth.modules import named_modules
+from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choice_names
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.recording import BY_HEAD, STATISTICS
