@@ -56,9 +56,7 @@ class LossWatch:
     def limits(self, hosts: Any = slice(None)) -> Floats:
         """Return the largest loss of each host that is not an outlier."""
         mean, config = self.mean[hosts], self.config
-        spread = config.outlier_deviations * np.sqrt(self.variance[hosts])
-        rise = np.maximum(spread, (config.outlier_factor - 1.0) * np.abs(mean))
-        rise = np.maximum(rise, config.outlier_floor)
+        rise = self._rise(hosts)
         is_new = self.n_calm[hosts] < config.warmup_losses
         # A rollback makes a host new, so hosts with outliers are among these.
         if not np.any(is_new):
@@ -67,6 +65,19 @@ class LossWatch:
         wide = np.maximum(self.first[hosts], config.outlier_floor)
         wide = wide * config.warmup_factor**n_widenings
         return mean + np.where(is_new, np.maximum(rise, wide), rise)
+
+    def is_usual(self, loss: float, host: int = 0) -> bool:
+        """Return whether a loss is within the narrowest bound, given that there were others."""
+        if not self.count[host]:
+            return False
+        return loss <= float(self.mean[host] + self._rise(host))
+
+    def _rise(self, hosts: Any) -> Floats:
+        """Return how far above the mean the bound is once it is at its narrowest."""
+        config = self.config
+        spread = config.outlier_deviations * np.sqrt(self.variance[hosts])
+        rise = np.maximum(spread, (config.outlier_factor - 1.0) * np.abs(self.mean[hosts]))
+        return np.maximum(rise, config.outlier_floor)
 
     def add(self, losses: Floats, hosts: Any = slice(None)) -> None:
         """Record one good loss for each of some hosts."""
@@ -206,6 +217,8 @@ class Governor:
         self.slots: HostSlots = slots(model)
         self.slots.require_free_blocks()
         self.watch = LossWatch(1, config or GovernorConfig())
+        self.validation = LossWatch(1, config or GovernorConfig())
+        """The validation losses after epochs."""
         self.gradient_norm = 0.0
         """Gradient norm of the last step, over all parameters."""
         self.loss = math.nan
@@ -291,6 +304,25 @@ class Governor:
         self._is_proven = True
         return None
 
+    def check_validation(self, loss: float | None) -> GovernorReport | None:
+        """Judge the state after an epoch by its validation loss, if there is one.
+
+        A usual loss makes the state good. A loss that is far outside the range of earlier ones, or
+        not finite although these were, rolls the model back. Anything between leaves it to the
+        next training loss whether the state is good. All processes must give the same loss.
+        """
+        if loss is None or (self.validation.count[0] == 0.0 and not math.isfinite(loss)):
+            return None
+        is_usual = self.validation.is_usual(loss)
+        problem = self.validation.judge(loss)
+        if problem is not None:
+            return self.restore(
+                f"after the epoch, {problem}".replace("the loss", "validation loss")
+            )
+        self.validation.add(np.array([loss]))
+        self._is_proven |= is_usual
+        return None
+
     def check_gradients(
         self, *, is_synced: bool = True, may_overflow: bool = False
     ) -> GovernorReport | None:
@@ -325,11 +357,12 @@ class Governor:
 
         Take it after :meth:`keep` of a good state, to which a rollback would lead.
         """
-        return {"losses": self.watch.get_state()}
+        return {"losses": self.watch.get_state(), "validation": self.validation.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned; the model as it is now is the good state."""
         self.watch.set_state(state["losses"])
+        self.validation.set_state(state["validation"])
         self.require_same_values()
         self.keep(is_good=True)
 
