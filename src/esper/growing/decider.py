@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from esper.config.growth import Budget
 from esper.environment.records import EpisodeRecords
 from esper.growth.footprint import TrainingMeter
-from esper.growth.host_slots import HostSlots
+from esper.growth.host_slots import HostSlots, slot_size
 from esper.growth.modules import count_parameters
 from esper.growth.ranks import Call, Ranks
-from esper.growth.seed_slot import slot_size
 from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op, decode_action
 from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.stages import Stage
@@ -122,7 +121,7 @@ class Decider:
         self.records = EpisodeRecords.blank(SlotArrays.blank(1, self.slot_config.max_slots))
         self.records.clear(0)
         self.records.n_epochs[0], self.records.flop_price[0] = budget.n_epochs, budget.flop_price
-        n_grown = sum(parameter.numel() for parameter in host_slots.grown_parameters())
+        n_grown = sum(slot.count_live() + slot.count_fossils() for slot in host_slots.values())
         self.records.n_parameters[0] = count_parameters(model) - n_grown
         self.records.set_slot_sizes(0, [slot_size(slot) for slot in host_slots.values()])
         self._history: list[list[np.ndarray]] = []
@@ -269,11 +268,10 @@ class Decider:
         now, lives = self.records.slots, self._slots.lives
         for number, (name, life) in enumerate(lives.items()):
             at, slot = (0, number), self._slots[name]
-            n_grown = sum(parameter.numel() for parameter in slot.grown_parameters())
             write_slot(now, at, life, self.slot_config, lives.growth_config)
-            write_fossils(now, at, life, count_parameters(slot.fossils))
-            now.parameters[at] = n_grown - now.fossil_parameters[at]
-            if slot.seed is None:
+            write_fossils(now, at, life, slot.count_fossils())
+            now.parameters[at] = slot.count_live()
+            if not life.has_seed:
                 now.contribution[at] = np.nan
         return now.copy()
 

@@ -45,8 +45,7 @@ from esper.growth.optimizers import OptimizerKeeper, as_optimizers, require_vect
 from esper.growth.placement import require_growable
 from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
-from esper.growth.seed_slot import SeedSlot
-from esper.growth.sharding import find_mesh, require_whole, reshard, total_norm
+from esper.growth.sharding import find_mesh, require_whole, reshard
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_state import SlotState
 from esper.lifecycle.stages import Stage
@@ -272,7 +271,7 @@ class Grower:
         )
         norm = self._governor.gradient_norm
         if report is None and math.isfinite(norm):
-            self._sums.add_norms(norm, ((name, slot_norm(slot)) for name, slot in self._growing))
+            self._sums.add_norms(norm, ((name, slot.gradient_norm()) for name, slot in self._growing))
         return self._note(report)
 
     def commit(self) -> None:
@@ -583,9 +582,7 @@ class Grower:
 
     def _note_structure(self) -> None:
         """Note what grows and which parameters there are, after either has changed."""
-        self._growing = [
-            (name, slot) for name, slot in self._slots.items() if slot.seed is not None
-        ]
+        self._growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
         self._known = dict(self._module.named_parameters())
         rebuild_parallel(self.model)
 
@@ -797,12 +794,6 @@ def _as_limit(given: int | None, model: nn.Module) -> int | None:
 def relative_drop(first: float, loss: float) -> float:
     """Return how much lower a loss is than the first one, as a share of that."""
     return (first - loss) / max(abs(first), 1e-12)
-
-
-def slot_norm(slot: SeedSlot) -> float:
-    """Return the norm of the gradients of the seed in a slot."""
-    grads = [p.grad for p in slot.seed_parameters() if p.grad is not None]
-    return total_norm(grads) if grads else 0.0
 
 
 def _unscale(scaler: Any, optimizer: Optimizer) -> None:
