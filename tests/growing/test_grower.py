@@ -20,10 +20,8 @@ import esper
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, EsperError, GrowerError
 from esper.growth.modules import count_parameters
-from esper.lifecycle.factored_actions import GrowthAction, Op
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.factored_actions import Op
 from esper.tamiyo.controllers.simple import RandomController
-from tests.growth.helpers import lead_to
 from tests.tamiyo.fresh_controllers import fresh_controller
 
 torch.manual_seed(0)
@@ -145,36 +143,6 @@ def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
     lives = [life for _, life in whole.grower.slots.lives.items()]
     # Otherwise no run was interrupted between the commitments of neighbouring seeds.
     assert any(seed.links for life in lives for seed in life.committed)
-
-
-def test_a_seed_that_would_exceed_the_limit_once_it_is_linked_is_illegal() -> None:
-    model = make_model()
-    esper.add_slots(model, ["0>3", "3>5"], X[:2])
-    grower = esper.Grower(model, make_optimizer(model), epochs=5, sample_input=X[:2])
-    lead_to(grower.slots, "0>3", Stage.HOLDING, blueprint="widen_large")
-    growth = grower._ready()
-    seed = GrowthAction(op=Op.GERMINATE, slot="3>5", blueprint="widen_large")
-    size = 8 * 24 + 24 + 24 * 24 + 24 + 24 * 3 + 3
-    column = grower.slots.slot_config.blueprint_index("widen_large")
-    for limit, is_legal in ((size, True), (size - 1, False)):
-        assert bool(growth.find_excess(seed, limit)) is not is_legal
-        assert growth._find_affordable(limit)[1, column] == is_legal
-
-
-def test_links_that_existing_seeds_will_get_count_as_parameters() -> None:
-    model = make_model()
-    esper.add_slots(model, ["0>3", "3>5"], X[:2], growth_config=GrowthConfig(embargo_epochs=1))
-    grower = esper.Grower(model, make_optimizer(model), epochs=5, sample_input=X[:2])
-    for slot in grower.slots:
-        lead_to(grower.slots, slot, Stage.HOLDING, blueprint="widen_large")
-    grower.slots.tick()
-    grower.slots.fossilize("0>3")
-    grower.slots.tick()
-    assert grower.slots["0>3"].stage == Stage.DORMANT
-    seed = GrowthAction(op=Op.GERMINATE, slot="0>3", blueprint="widen_large")
-    size = 8 * 48 + 48 + 48 * 24 + 24 + 24 * 3 + 3
-    assert not grower._ready().find_excess(seed, size)
-    assert grower._ready().find_excess(seed, size - 1)
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
@@ -306,7 +274,7 @@ def test_a_model_changed_behind_the_growers_back_is_noticed() -> None:
     loop = Loop(epochs=3)
     loop.run_epoch()
     loop.model[3] = nn.Linear(12, 12)
-    with pytest.raises(GrowerError, match=r"'3'.*replaced"):
+    with pytest.raises(GrowerError, match=r"'3\..*replaced"):
         loop.grower.end_epoch(score=0.5)
 
 

@@ -30,22 +30,25 @@ from esper.config.checks import (
 from esper.config.growth import MAX_EPOCHS, Budget
 from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
 from esper.growing.averages import AverageKeeper
+from esper.growing.decider import Choice, Decider, EpochSums
 from esper.growing.decisions import Decision, Trace
-from esper.growing.growing_model import Choice, EpochSums, GrowingModel, relative_drop
 from esper.growing.recording import Recording, own_training_config, start_recording
+from esper.growing.sampling import SampleCatcher
 from esper.growing.slots import place_slots, require_trainable
-from esper.growth.dry_run import SampleInput, as_sample, batch_size_of, first_samples, is_call_of
+from esper.growing.wrappers import rebuild_parallel, require_rebuildable
+from esper.growth.dry_run import SampleInput
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, own_slots, remove_slots, slots, unwrapped
 from esper.growth.modules import count_parameters
-from esper.growth.optimizers import as_optimizers, require_vectors
+from esper.growth.optimizers import OptimizerKeeper, as_optimizers, require_vectors
 from esper.growth.placement import require_growable
 from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.sharding import find_mesh, require_whole, reshard
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_state import SlotState
+from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.controller import require_controller
 from esper.training.lookup import AnyController, find_saved
@@ -136,29 +139,15 @@ class Grower:
         check("price", price, NonNegativeFloat)
         check("seed", seed, Seed)
         check("epochs", epochs, Annotated[int, Bounds(1, MAX_EPOCHS)])
-        self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
-        self.model = model
         require_growable(model)
-        self._module = unwrapped(model)
-        if max_parameters is not None:
-            check("max_parameters", max_parameters, PositiveInt)
-            n_given = count_parameters(self._module)
-            if max_parameters < n_given:
-                raise ConfigError(
-                    f"max_parameters is {max_parameters:,}; it must be at least {n_given:,}, the "
-                    "parameters of the given model."
-                )
-        self.max_parameters = max_parameters
+        self.model, self._module = model, unwrapped(model)
+        self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
+        self.max_parameters = _as_limit(max_parameters, self._module)
         require_trainable(self._module)
+        require_rebuildable(model)
         self.optimizers = as_optimizers(optimizer, self._module)
         require_vectors(self.optimizers)
-        self.schedulers = _as_tuple(scheduler)
-        for each in self.schedulers:
-            if not callable(getattr(each, "state_dict", None)):
-                raise ConfigError(
-                    f"scheduler is {type_of(each)}; it must be a learning-rate scheduler of "
-                    "torch.optim.lr_scheduler, or a list of them."
-                )
+        self.schedulers = _as_schedulers(scheduler)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.seed = seed
         self.epoch = 0
@@ -179,25 +168,18 @@ class Grower:
         """The processes that train the model."""
         self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
         self._at, self._controller_name = at, controller
-        self._sample = None if sample_input is None else first_samples(sample_input)
-        self._batch_size = 1 if sample_input is None else batch_size_of(sample_input)
-        self._hook: Any = None
-        self._growth: GrowingModel | None = None
         self._first_loss: float | None = None
         self._first_val_loss: float | None = None
         self._n_micro = 0
-        self._max_grad_norm: float | None = None
-        """Where the last step clipped the norm of all gradients."""
         self._sums = EpochSums()
         self._recording: Recording | None = None
         self._saved = find_saved(controller)  # an unknown controller fails here
         if self._saved is None and not isinstance(controller, str):
             require_controller(controller)
-        if sample_input is None:
-            catch = _SampleHook(self._catch_sample)
-            self._hook = model.register_forward_pre_hook(catch, with_kwargs=True)
+        self._sample = SampleCatcher(model, self._module, sample_input)
+        self._is_started = False
         if own_slots(self._module) is not None or sample_input is not None:
-            self._start_growth()
+            self._start()
 
     @property
     def epochs(self) -> int:
@@ -211,17 +193,20 @@ class Grower:
         Raises:
             GrowerError: If they are found in the first training step, which has not been done.
         """
-        return self._ready().slots
+        self._require_started()
+        return self._slots
 
     @property
     def governor(self) -> Governor:
         """The governor, which blocks updates that would break the model."""
-        return self._ready().governor
+        self._require_started()
+        return self._governor
 
     @property
     def was_limited(self) -> bool:
         """Whether ``max_parameters`` ruled out a seed that could have been planted."""
-        return self._ready().was_limited
+        self._require_started()
+        return self._decider.was_limited
 
     def step(
         self, loss: Tensor, *, accumulate: int = 1, max_grad_norm: float | None = None
@@ -240,8 +225,10 @@ class Grower:
         Returns:
             None; or a report if the model was rolled back to its last good state instead.
         """
-        check("accumulate", accumulate, PositiveInt)
-        check("max_grad_norm", max_grad_norm, PositiveFloat | None)
+        if accumulate != 1:
+            check("accumulate", accumulate, PositiveInt)
+        if max_grad_norm is not None:
+            check("max_grad_norm", max_grad_norm, PositiveFloat)
         report = self.check_loss(loss)
         if report is None:
             self._n_micro += 1
@@ -258,12 +245,12 @@ class Grower:
         For loops that update the parameters themselves: follow it by :meth:`check_gradients`, and
         if both return None by ``optimizer.step()`` and :meth:`commit`.
         """
-        growth = self._ready()
+        self._require_started()
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise TensorError(f"loss has shape {list(loss.shape)}; it must be a scalar.")
-        report = growth.governor.check_loss(loss)
+        report = self._governor.check_loss(loss)
         if report is None:
-            value = growth.governor.loss
+            value = self._governor.loss
             self._sums.add_loss(value)
             self._first_loss = value if self._first_loss is None else self._first_loss
         return self._note(report)
@@ -278,16 +265,19 @@ class Grower:
             is_synced: Whether DistributedDataParallel has averaged the others; not after
                 ``no_sync()``.
         """
-        growth = self._ready()
-        may_overflow = self.scaler is not None
-        report = growth.governor.check_gradients(is_synced=is_synced, may_overflow=may_overflow)
-        if report is None and math.isfinite(growth.governor.gradient_norm):
-            self._sums.add_norms(growth.governor.gradient_norm, growth.slots)
+        self._require_started()
+        report = self._governor.check_gradients(
+            is_synced=is_synced, may_overflow=self.scaler is not None
+        )
+        norm = self._governor.gradient_norm
+        if report is None and math.isfinite(norm):
+            self._sums.add_norms(norm, ((name, slot.gradient_norm()) for name, slot in self._growing))
         return self._note(report)
 
     def commit(self) -> None:
         """Note that the parameters are updated, after both checks were passed."""
-        self._ready().governor.commit()
+        self._require_started()
+        self._governor.commit()
 
     def end_epoch(
         self,
@@ -314,7 +304,7 @@ class Grower:
             GrowerError: If there is no score and no validation loss, one is not finite, or the
                 budget is used up. Nothing is changed then.
         """
-        growth = self._ready()
+        self._require_started()
         if self.epoch >= self.epochs:
             raise GrowerError(
                 f"epoch {self.epoch + 1} is beyond the budget of {self.epochs} epochs; make the "
@@ -329,29 +319,31 @@ class Grower:
             score = validate()
         reshard(self._module)
         train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
-        growth.require_unchanged()
+        self._require_unchanged()
         if self._n_micro:  # batches that did not fill the last update
             self._update(is_synced=False)
             self._n_micro = 0
-        self._note(growth.governor.check_parameters())
-        growth.measure(score, validate)
+        decider, governor, sums = self._decider, self._governor, self._sums
+        contributions = self._measure(score, validate)
+        self._note(governor.check_parameters() or governor.check_validation(val_loss))
+        decider.note_contributions(contributions)
         self.epoch += 1
         loss = val_loss if val_loss is not None else train_loss
-        if growth.is_first:
-            growth.start(score, loss, self._first_loss)
-        growth.add_epoch(self._sums, self._batch_size, train_loss, loss, score)
-        growth.slots.tick()
-        growth.governor.keep(is_good=True)
-        slots = growth.slot_arrays()
-        self.last_slots = slots.states(0, growth.slot_config)
-        decision = self._decide(growth, train_loss, val_loss, score)
+        if decider.is_first:
+            decider.start(score, loss, self._first_loss)
+        decider.add_epoch(sums, self._count_samples(), train_loss, loss, score)
+        self._slots.tick()
+        governor.keep()
+        slots = decider.slot_arrays()
+        self.last_slots = slots.states(0, decider.slot_config)
+        decision = self._decide(train_loss, val_loss, score)
         for average in self._averages:
             average.sync()
-        problems, self._sums = self._sums.problems, EpochSums()
-        self.was_rolled_back = bool(problems)
+        self.was_rolled_back, self._sums = bool(sums.problems), EpochSums()
         self.trace.append(decision)
         if self._recording is not None:
-            self._recording.add_epoch(growth, self.trace, slots, problems)
+            rate = float(self.optimizers[0].param_groups[0]["lr"])
+            self._recording.add_epoch(decider, self.trace, slots, sums.problems, rate)
         return decision
 
     def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
@@ -362,18 +354,20 @@ class Grower:
         Raises:
             GrowerError: If an epoch has been trained, or there is no score.
         """
-        growth = self._ready()
-        if self.epoch or not growth.is_first:
+        self._require_started()
+        decider = self._decider
+        if self.epoch or not decider.is_first:
             raise GrowerError(
                 f"the training has begun, with {self.epoch} epochs; call begin() once and before "
                 "the first epoch."
             )
         _, val_loss, score = self._agree(None, val_loss, score)
-        growth.start(score, val_loss, None)
-        decision = self._decide(growth, None, val_loss, score)
+        decider.start(score, val_loss, None)
+        self._governor.check_validation(val_loss)
+        decision = self._decide(None, val_loss, score)
         self.trace.append(decision)
         if self._recording is not None:
-            self._recording.note_decision(growth, decision)
+            self._recording.note_decision(decider, decision)
         return decision
 
     def record(self, folder: str | os.PathLike[str] | None = None) -> Path | None:
@@ -429,17 +423,15 @@ class Grower:
     @property
     def flops(self) -> float:
         """FLOPs of training so far."""
-        records = self._ready().records
+        self._require_started()
+        records = self._decider.records
         return float(records.flops_used[0] * records.reference_flops[0])
 
     @property
     def batch_flops(self) -> float:
         """FLOPs of training the model as it is on one batch; 0 without a sample of its input."""
-        meter = self._ready().meter
-        if meter is None:
-            return 0.0
-        with torch.random.fork_rng(devices=[]):
-            return self._batch_size * meter.training_flops()
+        self._require_started()
+        return self._sample.batch_size * self._decider.sample_flops()
 
     def export(self) -> nn.Module:
         """Return the model as a plain module, without anything of Esper.
@@ -458,21 +450,21 @@ class Grower:
         Args:
             weights: Whether to include the model's weights, which other software may save.
         """
-        growth = self._ready()
+        self._require_started()
         reshard(self._module)
         model = self._module.state_dict() if weights else {}
         return {
             "format": FORMAT,
             "epoch": self.epoch,
-            "growth": json.dumps(describe_slots(growth.slots)),
+            "growth": json.dumps(describe_slots(self._slots)),
             "model": {name: tensor.detach().clone() for name, tensor in model.items()},
-            "optimizers": growth.keeper.state_dict(),
+            "optimizers": self._keeper.state_dict(),
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "averages": [average.state_dict() for average in self._averages],
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "governor": growth.governor.state_dict(),
-            "records": growth.records.state_dict(),
-            "history": growth.history_dict(),
+            "governor": self._governor.state_dict(),
+            "records": self._decider.records.state_dict(),
+            "history": self._decider.history_dict(),
             "trace": json.dumps(self.trace.to_json()),
             "first_losses": [self._first_loss, self._first_val_loss],
             "is_finished": self.is_finished,
@@ -509,21 +501,21 @@ class Grower:
                 )
         remove_slots(self._module)
         restore_slots(self._module, json.loads(state["growth"]))
-        self._growth = growth = self._make_growth()
+        self._follow_slots()
         try:
             self._module.load_state_dict(state["model"])
         except RuntimeError as error:
             raise GrowerError(
                 f"the state belongs to another model: {' '.join(str(error).split())}"
             ) from error
-        growth.keeper.load_state_dict(state["optimizers"])
+        self._keeper.load_state_dict(state["optimizers"])
         self._load_parts(state)
-        growth.records.load_state_dict(state["records"])
-        growth.replay(state["history"], self.seed)
+        self._decider.records.load_state_dict(state["records"])
+        self._decider.replay(state["history"])
         self.trace = Trace.from_json(json.loads(state["trace"]))
         self.epoch, self.is_finished = int(state["epoch"]), bool(state["is_finished"])
         self._first_loss, self._first_val_loss = state["first_losses"]
-        growth.governor.load_state_dict(state["governor"])
+        self._governor.load_state_dict(state["governor"])
         if state["rank"] == self.ranks.number:
             torch.set_rng_state(state["random"])
 
@@ -539,41 +531,71 @@ class Grower:
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
 
-    def _ready(self) -> GrowingModel:
-        """Return what grows the model; find the slots if that has to be done first."""
-        if self._growth is None:
-            if self._sample is None:
+    def _require_started(self) -> None:
+        """Find the slots if that has not been done, and count FLOPs once there is a sample."""
+        if self._is_started and self._decider.meter is not None:
+            return
+        sample = self._sample.take()
+        if not self._is_started:
+            if sample is None:
                 raise GrowerError(
                     "the model has not been run yet, so its slots are not known; call the model "
                     "before grower.step(loss), or give the Grower a sample_input."
                 )
-            self._start_growth()
-        assert self._growth is not None
-        if self._growth.meter is None and self._sample is not None:
-            self._growth.start_meter(self._sample)
-        if self._hook is not None and self._sample is not None:
-            self._hook.remove()
-            self._hook = None
-        return self._growth
+            self._start()
+        elif sample is not None:
+            self._decider.start_meter(sample)
 
-    def _catch_sample(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # A tensor of inference mode, such as in a first validation, cannot be trained with.
-        if (
-            self._sample is None
-            and not torch.is_inference_mode_enabled()
-            and is_call_of(self._module, args, kwargs)
-        ):
-            whole = as_sample(self._module, args, kwargs)
-            self._batch_size = batch_size_of(whole)
-            self._sample = first_samples(whole)
-
-    def _start_growth(self) -> None:
+    def _start(self) -> None:
         for name, value in (("seed", self.seed), ("epochs", self.epochs)):
             advice = f"give every Grower the same {name}"
             self.ranks.require_same(Call.START, name, [float(value)], advice)
         if own_slots(self._module) is None or self._at is not None:
             self._place_slots()
-        self._growth = self._make_growth()
+        self._follow_slots()
+
+    def _follow_slots(self) -> None:
+        """Let everything that the training consists of follow the model's slots."""
+        self._slots = slots(self._module)
+        self._keeper = OptimizerKeeper(self._module, self.optimizers)
+        note = weakref.WeakMethod(self._note_structure)  # the slots must not keep the Grower alive
+        self._slots.listeners.append(lambda: None if (found := note()) is None else found())
+        self._governor = Governor(self._module, self.optimizers, ranks=self.ranks)
+        self._decider = decider = Decider(
+            self._module, self._slots, self.budget, self.ranks, self.max_parameters
+        )
+        saved, given = self._saved, self._controller_name
+        if saved is not None:
+            decider.controller = saved.make(decider.slot_config)
+        elif isinstance(given, str):
+            decider.controller = make_controller(given, decider.layout)
+        else:
+            decider.controller = cast(Controller, given)
+        decider.controller.start(1, seed=self.seed)
+        sample = self._sample.take()
+        if sample is not None:
+            decider.start_meter(sample)
+        for average in self._averages:
+            average.follow(self._slots)
+        self._is_started = True
+        self._note_structure()
+
+    def _note_structure(self) -> None:
+        """Note what grows and which parameters there are, after either has changed."""
+        self._growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
+        self._known = dict(self._module.named_parameters())
+        rebuild_parallel(self.model)
+
+    def _require_unchanged(self) -> None:
+        """Raise if parameters were replaced by hand, or the optimizers lost those of seeds."""
+        now = dict(self._module.named_parameters())
+        for name, parameter in self._known.items():
+            if now.get(name) is not parameter:
+                raise GrowerError(
+                    f"parameter {name!r} of the model was replaced while it grows; make a new "
+                    "Grower after changing the model."
+                )
+        self._governor.require_seeds()
 
     def _place_slots(self) -> None:
         """Add the slots that rank 0 chooses, whose sample differs from those of the others."""
@@ -584,7 +606,7 @@ class Grower:
                     place_slots(
                         self._module,
                         self._at,
-                        self._sample,
+                        self._sample.take(),
                         growth_config=None if self._saved is None else self._saved.growth,
                         seed=self.seed,
                     )
@@ -598,20 +620,6 @@ class Grower:
         if self.ranks.number > 0:
             restore_slots(self._module, values)
 
-    def _make_growth(self) -> GrowingModel:
-        growth = GrowingModel(self._module, self.optimizers, self.budget, self.ranks)
-        saved, given = self._saved, self._controller_name
-        if saved is not None:
-            growth.controller = saved.make(growth.slot_config)
-        elif isinstance(given, str):
-            growth.controller = make_controller(given, growth.layout)
-        else:
-            growth.controller = cast(Controller, given)
-        growth.controller.start(1, seed=self.seed)
-        for average in self._averages:
-            average.follow(growth.slots)
-        return growth
-
     def _update(self, *, is_synced: bool = True) -> GovernorReport | None:
         if self.ranks.count == 1 and all(p.grad is None for p in self._module.parameters()):
             raise GrowerError(
@@ -620,13 +628,13 @@ class Grower:
             )
         if self.scaler is not None:
             # Before the scaler looks for infinite gradients, so that all ranks see the same.
-            self._ready().governor.average_gradients(is_synced=is_synced)
+            self._governor.average_gradients(is_synced=is_synced)
             for optimizer in self.optimizers:
                 _unscale(self.scaler, optimizer)
         report = self.check_gradients(is_synced=is_synced)
         if report is None:
             if self._max_grad_norm is not None:
-                for parameters in self._ready().clipped_together():
+                for parameters in self._clipped_together():
                     clip_grad_norm_(parameters, self._max_grad_norm)
             self.commit()
             self._step_optimizers()
@@ -643,12 +651,52 @@ class Grower:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
+    def _clipped_together(self) -> list[list[nn.Parameter]]:
+        """Return the parameters by whose gradients' norm each is clipped.
+
+        A seed that trains in isolation is apart, because it must not change how the host learns.
+        """
+        apart = [
+            slot.seed_parameters() for _, slot in self._growing if slot.stage == Stage.TRAINING
+        ]
+        isolated = {id(parameter) for part in apart for parameter in part}
+        return [[p for p in self._known.values() if id(p) not in isolated], *apart]
+
     def _note(self, report: GovernorReport | None) -> GovernorReport | None:
         if report is not None:
             self._sums.problems.append(report.reason)
             for average in self._averages:
                 average.sync()
         return report
+
+    def _measure(self, score: float, validate: Callable[[], float] | None) -> dict[str, float]:
+        """Return what each held seed contributes to the score, if there is a way to measure it.
+
+        Raises:
+            GrowerError: If validation gives no finite number.
+        """
+        found: dict[str, float] = {}
+        if any(has for (has,) in self.ranks.exchange(Call.VALIDATE, [validate is not None])):
+            for name, slot in self._growing:
+                if slot.stage == Stage.HOLDING:
+                    with slot.switched_off():
+                        found[name] = score - self._validate(validate)
+        return found
+
+    def _validate(self, validate: Callable[[], float] | None) -> float:
+        own = None if validate is None else as_number("what validate() returns", validate())
+        (mean,) = self.ranks.mean(Call.VALIDATE, [own])
+        if mean is None or not math.isfinite(mean):
+            raise GrowerError(
+                f"what validate() returns is {mean}; it must be a finite number, the score of the "
+                "model as it is. Nothing has changed: end the epoch again."
+            )
+        return mean
+
+    def _count_samples(self) -> int:
+        """Return the number of samples of the epoch, on all ranks."""
+        (size,) = self.ranks.mean(Call.END_EPOCH, [self._sample.batch_size])
+        return round(max(1, self._sums.n_losses) * cast(float, size) * self.ranks.count)
 
     def _agree(
         self, train_loss: float | None, val_loss: float | None, score: float | None
@@ -681,20 +729,18 @@ class Grower:
             means["score"] = relative_drop(first, means["val_loss"])
         return means.get("train_loss"), means.get("val_loss"), means["score"]
 
-    def _decide(
-        self, growth: GrowingModel, train_loss: float | None, val_loss: float | None, score: float
-    ) -> Decision:
+    def _decide(self, train_loss: float | None, val_loss: float | None, score: float) -> Decision:
         if self.epoch >= self.epochs:
             choice = Choice(why="the budget is used up")
         elif self.is_finished:
             choice = Choice(why="the controller has ended the training")
         else:
-            choice = growth.choose(self.max_parameters)
+            choice = self._decider.choose()
             self.is_finished = choice.op == Op.FINISH
         why = choice.why
         if self._sums.problems:
             why = f"the model was rolled back: {self._sums.problems[0]}"
-        acts, slots = choice.op not in (Op.WAIT, Op.FINISH), growth.slot_arrays()
+        acts, slots = choice.op not in (Op.WAIT, Op.FINISH), self._decider.slot_arrays()
         return Decision(
             epoch=self.epoch,
             epochs=self.epochs,
@@ -711,37 +757,43 @@ class Grower:
             is_gain=choice.is_gain,
             parameters=count_parameters(self._module),
             seed_parameters=int(slots.grown_parameters.sum()),
-            flops=float(growth.records.flops_used[0]),
-            slots=slots.states(0, growth.slot_config),
+            flops=float(self._decider.records.flops_used[0]),
+            slots=slots.states(0, self._decider.slot_config),
         )
-
-
-class _SampleHook:
-    """A hook that tells a Grower what its model is called with.
-
-    A copy of the model gets one that does nothing, instead of a copy of the Grower.
-    """
-
-    def __init__(self, catch: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]) -> None:
-        self._catch = weakref.WeakMethod(catch)
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        catch = self._catch()
-        if catch is not None:
-            catch(module, args, kwargs)
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Callable[..., None]:
-        return _do_nothing
-
-
-def _do_nothing(*_: Any) -> None:
-    """Do nothing before a model is called."""
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     return tuple(cast(Sequence[Any], given)) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _as_schedulers(given: Any) -> tuple[Any, ...]:
+    schedulers = _as_tuple(given)
+    for each in schedulers:
+        if not callable(getattr(each, "state_dict", None)):
+            raise ConfigError(
+                f"scheduler is {type_of(each)}; it must be a learning-rate scheduler of "
+                "torch.optim.lr_scheduler, or a list of them."
+            )
+    return schedulers
+
+
+def _as_limit(given: int | None, model: nn.Module) -> int | None:
+    """Return the largest number of parameters, if it is at least that of the model."""
+    limit = check("max_parameters", given, PositiveInt | None)
+    n_given = count_parameters(model)
+    if limit is not None and limit < n_given:
+        raise ConfigError(
+            f"max_parameters is {limit:,}; it must be at least {n_given:,}, the parameters of the "
+            "given model."
+        )
+    return limit
+
+
+def relative_drop(first: float, loss: float) -> float:
+    """Return how much lower a loss is than the first one, as a share of that."""
+    return (first - loss) / max(abs(first), 1e-12)
 
 
 def _unscale(scaler: Any, optimizer: Optimizer) -> None:

@@ -20,8 +20,7 @@ from esper.errors import GrowerError, UnsupportedHostError, blame_user_code
 from esper.formatting import many
 from esper.growing.batches import Batches
 from esper.growing.decisions import Decision, OnStep, Trace, end_note
-from esper.growing.grower import Grower
-from esper.growing.growing_model import relative_drop
+from esper.growing.grower import Grower, relative_drop
 from esper.growing.grown import ENDED_BY_CONTROLLER
 from esper.growing.measuring import require_finite_batch
 from esper.growing.objectives import Evaluation, Objective

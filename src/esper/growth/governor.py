@@ -19,7 +19,7 @@ from esper.growth.host_slots import HostSlots, SlotSnapshot, slots, unwrapped
 from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
 from esper.growth.ranks import Call, Ranks
-from esper.growth.sharding import is_sharded, local_values, reshard, total_norm
+from esper.growth.sharding import find_mesh, is_sharded, local_values, reshard, total_norm
 from esper.growth.surgery.edits import Edits
 
 MAX_WIDENINGS = 50
@@ -56,9 +56,7 @@ class LossWatch:
     def limits(self, hosts: Any = slice(None)) -> Floats:
         """Return the largest loss of each host that is not an outlier."""
         mean, config = self.mean[hosts], self.config
-        spread = config.outlier_deviations * np.sqrt(self.variance[hosts])
-        rise = np.maximum(spread, (config.outlier_factor - 1.0) * np.abs(mean))
-        rise = np.maximum(rise, config.outlier_floor)
+        rise = self._rise(mean, self.variance[hosts])
         is_new = self.n_calm[hosts] < config.warmup_losses
         # A rollback makes a host new, so hosts with outliers are among these.
         if not np.any(is_new):
@@ -68,16 +66,44 @@ class LossWatch:
         wide = wide * config.warmup_factor**n_widenings
         return mean + np.where(is_new, np.maximum(rise, wide), rise)
 
+    def is_usual(self, loss: float, host: int = 0) -> bool:
+        """Return whether a loss is within the narrowest bound, given that there were others."""
+        if not self.count.item(host):
+            return False
+        mean = self.mean.item(host)
+        return loss <= mean + self._rise(mean, self.variance.item(host), max, math.sqrt)
+
+    def _rise(
+        self, mean: Any, variance: Any, largest: Any = np.maximum, root: Any = np.sqrt
+    ) -> Any:
+        """Return how far above the mean the bound is once it is at its narrowest."""
+        config = self.config
+        spread = config.outlier_deviations * root(variance)
+        rise = largest(spread, (config.outlier_factor - 1.0) * abs(mean))
+        return largest(rise, config.outlier_floor)
+
     def add(self, losses: Floats, hosts: Any = slice(None)) -> None:
         """Record one good loss for each of some hosts."""
         count = self.count[hosts]
         if not np.all(count):
             self.first[hosts] = np.where(count == 0.0, np.abs(losses), self.first[hosts])
-        weight = np.maximum(1.0 / (count + 1.0), 1.0 - self.config.memory)
-        change = losses - self.mean[hosts]
-        self.mean[hosts] += weight * change
-        self.variance[hosts] = (1.0 - weight) * (self.variance[hosts] + weight * change**2)
-        self.count[hosts] += 1.0
+        self._add(losses, hosts, count, self.mean[hosts], self.variance[hosts], np.maximum)
+
+    def add_one(self, loss: float, host: int = 0) -> None:
+        """Record a good loss of one host; the same as :meth:`add`, without arrays."""
+        count = self.count.item(host)
+        if not count:
+            self.first[host] = abs(loss)
+        self._add(loss, host, count, self.mean.item(host), self.variance.item(host), max)
+
+    def _add(
+        self, losses: Any, hosts: Any, count: Any, mean: Any, variance: Any, largest: Any
+    ) -> None:
+        weight = largest(1.0 / (count + 1.0), 1.0 - self.config.memory)
+        change = losses - mean
+        self.mean[hosts] = mean + weight * change
+        self.variance[hosts] = (1.0 - weight) * (variance + weight * (change * change))
+        self.count[hosts] = count + 1.0
         self.n_calm[hosts] += 1.0
         self.n_outliers[hosts] = 0.0
 
@@ -85,6 +111,8 @@ class LossWatch:
         """Return why a loss is bad, or None if it is not; outliers widen the bound."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
+        if self.is_usual(loss, host):
+            return None
         limit = float(self.limits(host))
         if loss <= limit:
             return None
@@ -206,6 +234,8 @@ class Governor:
         self.slots: HostSlots = slots(model)
         self.slots.require_free_blocks()
         self.watch = LossWatch(1, config or GovernorConfig())
+        self.validation = LossWatch(1, config or GovernorConfig())
+        """The validation losses after epochs."""
         self.gradient_norm = 0.0
         """Gradient norm of the last step, over all parameters."""
         self.loss = math.nan
@@ -220,7 +250,7 @@ class Governor:
         """Whether the parameters are those of a good state: the given one counts as good."""
         self._seen: list[float] = []
         """Good losses since the last update."""
-        self._parameters = list(model.parameters())
+        self._on_change()
         self.slots.listeners.append(self._on_change)
         self.slots.action_listeners.append(self._on_action)
 
@@ -291,6 +321,25 @@ class Governor:
         self._is_proven = True
         return None
 
+    def check_validation(self, loss: float | None) -> GovernorReport | None:
+        """Judge the state after an epoch by its validation loss, if there is one.
+
+        A usual loss makes the state good. A loss that is far outside the range of earlier ones, or
+        not finite although these were, rolls the model back. Anything between leaves it to the
+        next training loss whether the state is good. All processes must give the same loss.
+        """
+        if loss is None or (self.validation.count[0] == 0.0 and not math.isfinite(loss)):
+            return None
+        is_usual = self.validation.is_usual(loss)
+        problem = self.validation.judge(loss)
+        if problem is not None:
+            return self.restore(
+                f"after the epoch, {problem}".replace("the loss", "validation loss")
+            )
+        self.validation.add_one(loss)
+        self._is_proven |= is_usual
+        return None
+
     def check_gradients(
         self, *, is_synced: bool = True, may_overflow: bool = False
     ) -> GovernorReport | None:
@@ -308,15 +357,16 @@ class Governor:
 
     def average_gradients(self, *, is_synced: bool = True) -> None:
         """Average the gradients of what was grown over all processes; or all gradients."""
-        self.ranks.average_gradients(
-            self.slots.grown_parameters() if is_synced else self.model.parameters()
-        )
+        if self.ranks.count > 1:
+            self.ranks.average_gradients(
+                self.slots.grown_parameters() if is_synced else self.model.parameters()
+            )
 
     def commit(self) -> None:
         """Note that the parameters are updated, after the losses and gradients were good."""
         self._make_good()
         for value in self._seen:
-            self.watch.add(np.array([value]))
+            self.watch.add_one(value)
         self._seen.clear()
         self._is_proven = False
 
@@ -325,11 +375,12 @@ class Governor:
 
         Take it after :meth:`keep` of a good state, to which a rollback would lead.
         """
-        return {"losses": self.watch.get_state()}
+        return {"losses": self.watch.get_state(), "validation": self.validation.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned; the model as it is now is the good state."""
         self.watch.set_state(state["losses"])
+        self.validation.set_state(state["validation"])
         self.require_same_values()
         self.keep(is_good=True)
 
@@ -354,6 +405,7 @@ class Governor:
     def _on_change(self) -> None:
         """Note the parameters that the model has; looking for them takes long in every step."""
         self._parameters = list(self.model.parameters())
+        self._is_sharded = find_mesh(self.model) is not None
 
     def keep_if_finite(self) -> None:
         """Take a snapshot if all parameters and buffers are finite."""
@@ -413,7 +465,8 @@ class Governor:
                 )
 
     def _find_gradient_problem(self) -> str | None:
-        reshard(self.model)
+        if self._is_sharded:
+            reshard(self.model)
         found = [p.grad for p in self._parameters if p.grad is not None]
         if self.ranks.count == 1 and not found:
             return None
@@ -443,6 +496,8 @@ class Governor:
             for index, (_, key, tensor) in enumerate(tensors)
             if _has_become_infinite(tensor, known.get(key))
         )
+        if math.isfinite(total_norm(t for _, _, t in tensors if t.is_floating_point())):
+            bad = iter(())
         rows = self.ranks.exchange(Call.CHECK_PARAMETERS, [next(bad, -1)])
         found = [int(row[0]) for row in rows if row[0] >= 0]
         return f"{tensors[min(found)][0]} is not finite" if found else None

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
@@ -47,6 +48,10 @@ def whole_values(tensor: Tensor) -> Tensor:
 def total_norm(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all tensors together; every process must call it if some are sharded."""
     found = list(tensors)
+    if len({(tensor.device, tensor.dtype, tensor.layout) for tensor in found}) == 1:
+        if not any(map(is_sharded, found)) and found[0].layout is torch.strided:
+            # What get_total_norm does, without a third of a millisecond around it.
+            return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found))).item()
     kinds = (
         [local_values(tensor) for tensor in found if not is_sharded(tensor)],
         [tensor for tensor in found if is_sharded(tensor)],
