@@ -47,11 +47,11 @@ RESULTS = Path(__file__).parent / "results" / "commit_at_once.jsonl"
 WAYS = {"at once": True, "ramp": False}
 FIRST_HOST = 150_000
 """Number of the first held-out host; evaluations of controllers take those from 100,000."""
-BLOCK = 64
-"""Hosts that are trained together."""
 GROUPS = {"drawn": None, "CNN": "filters", "GPT": "markov"}
 """The kind of problem of each group of hosts: drawn, or one whose hosts are rare among those."""
-RARE_HOSTS = 32
+RARE_HOSTS = {"CNN": 96, "GPT": 32}
+BLOCKS = {"drawn": 64, "CNN": 32, "GPT": 32}
+"""Hosts that are trained together."""
 
 WIDER, MUCH_WIDER = ("widen_large",), ("widen_huge", "widen_large")
 DEEPER = ("deepen", "widen_large")
@@ -196,11 +196,11 @@ def _grow_real(training: Training, library: Library) -> dict[str, Any]:
 
 def plan(arguments: argparse.Namespace) -> list[Training]:
     """Return all trainings; both ways of one follow each other, in alternating order."""
-    sizes = {"drawn": arguments.hosts, "CNN": RARE_HOSTS, "GPT": RARE_HOSTS}
+    sizes = {"drawn": arguments.hosts, **RARE_HOSTS}
     prior = [
-        ("prior", group, FIRST_HOST + first, min(BLOCK, size - first), schedule)
+        ("prior", group, FIRST_HOST + first, min(BLOCKS[group], size - first), schedule)
         for group, size in sizes.items()
-        for first in range(0, size, BLOCK)
+        for first in range(0, size, BLOCKS[group])
         for schedule in SCHEDULES
     ]
     real = [
