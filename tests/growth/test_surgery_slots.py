@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from esper.growth.governor import Governor
 from esper.growth.host_slots import HostSlots, remove_slots, slots
 from esper.growth.modules import count_parameters, named_tensors
 from esper.growth.optimizers import OptimizerKeeper
-from esper.growth.placement import add_slots, find_slots
+from esper.growth.placement import attach_slots, find_slots
 from esper.growth.saved_models import describe_slots, restore_slots
+from esper.growth.sites import SlotSite
 from esper.growth.surgery_slots import BlockSlot, SurgerySlot, UnitSlot
 from esper.lifecycle.stages import Stage
 from tests.growth.surgery.networks import Encoder, Gated, Mobile, Recurrent, ResNet, mlp
@@ -51,8 +53,15 @@ def _build(name: str, config: GrowthConfig | None = None) -> tuple[nn.Module, Te
     for _ in range(3):  # statistics of norms that are not their initial ones
         model(torch.randn(shape).double())
     model.eval()
-    names = [p.name for p in find_slots(model, x) if p.site.what != "module"]
-    return add_slots(model, names, x, growth_config=config), x
+    attach_slots(model, list(_find_sites(name)), growth_config=config)
+    return model, x
+
+
+@lru_cache
+def _find_sites(name: str) -> tuple[SlotSite, ...]:
+    build, shape = NETWORKS[name]
+    found = find_slots(build().double(), torch.randn(shape).double())
+    return tuple(proposal.site for proposal in found if proposal.site.what != "module")
 
 
 def _wake(model: nn.Module) -> None:
