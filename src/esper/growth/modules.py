@@ -64,7 +64,8 @@ def forget_graphs(model: nn.Module, place: str) -> None:
     uncompiled for good.
     """
     dynamo = cast(Any, sys.modules.get("torch._dynamo"))
-    if dynamo is None:
+    # Optimizers import it too; it counts what it has compiled.
+    if dynamo is None or not dynamo.utils.counters["frames"]:
         return
     parts = place.split(".")
     around = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
