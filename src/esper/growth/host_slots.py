@@ -492,9 +492,9 @@ class HostSlots(Mapping[str, Slot]):
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters that are the uncommitted seed's alone, by slot."""
         return {
-            name: slot.seed_parameters()
+            name: own
             for name, slot in self._slots.items()
-            if slot.life.is_growing
+            if slot.stage != Stage.FOSSILIZED and (own := slot.seed_parameters())
         }
 
     def grown_parameters(self) -> list[nn.Parameter]:
