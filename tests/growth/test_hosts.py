@@ -257,7 +257,7 @@ def test_hosts_with_norms_and_any_activation_grow_wider_and_deeper(
     host = make_host(config, growth_config=GrowthConfig(commits_at_once=True))
     x = sample_input(config, 7)
     before = host(x)
-    units = "blocks.*.body.first>second"
+    units = "blocks.*.body"
     slots(host).germinate(units, "widen_large")
     wider = replace(config, hidden=12)
     assert shapes(host) == shapes(build_host(wider))
