@@ -47,16 +47,17 @@ class GrowthConfig(Settings):
     """Whether seeds advance by themselves as soon as their gate opens. The controller then decides
     only what to germinate, fossilize and prune, and how to blend."""
 
-    commits_at_once: bool = False
-    """Whether a seed is committed, at its alpha target, as soon as it germinates. New seeds change
-    nothing yet, so the model goes on as it was and all of it trains together."""
+    commits_at_once: bool = True
+    """Whether new units and copied blocks are committed, at their alpha target, as soon as they
+    germinate. They change nothing yet, so the model goes on as it was and all of it trains
+    together. If not, they are blended in. Modules beside a block are always blended in."""
 
     max_widening: Annotated[float, Bounds(1.0)] | None = None
-    """Hidden units that a block may be widened to, relative to its own; None for no limit. A seed
-    takes what is left of it, and then the slot is closed."""
+    """Units of a place, and blocks of a list, that may be reached, relative to those it had; None
+    for no limit. A seed takes what is left of it, and then the slot is closed."""
 
     deepen_start: Literal["copied", "fresh"] = "copied"
-    """Weights of a deepen seed behind its zeroed layers: the block's own, or newly drawn ones."""
+    """Weights of a copied block behind its zeroed layers: the block's own, or newly drawn ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

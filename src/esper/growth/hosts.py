@@ -107,11 +107,11 @@ def host_sites(config: HostConfig, *, has_modules: bool = True) -> tuple[SlotSit
     require_memory(BYTES_PER_WEIGHT * _count_matrix_weights(config), **asdict(config))
     host, sample = build_host(config), sample_input(config)
     sites = SurgerySites(host, sample).find_all()
-    # Units of the residual stream would change the size of what modules beside a block read.
-    blocks = [f"blocks.{index}" for index in range(config.n_blocks)] if has_modules else []
+    blocks = [f"blocks.{index}" for index in range(config.n_blocks)]
     beside = [module_site(host, name, sample) for name in blocks]
+    # Units between blocks would change the size of what modules beside a block read.
     own = [site for site in sites if not any(overlap(site, other) for other in beside)]
-    return (*own, *beside)
+    return (*own, *beside) if has_modules else tuple(own)
 
 
 def sample_input(config: HostConfig, n_samples: int = 2) -> Tensor:

@@ -462,6 +462,9 @@ class SlotProposal:
     site: SlotSite
     parameters: int
     """Parameters of the layers, the blocks or the block that it is about."""
+    is_stream: bool = False
+    """Whether it is about the units of a residual stream, which all blocks read. They get no slot
+    unless they are named, because more of them make every block larger."""
 
     @property
     def name(self) -> str:
@@ -523,7 +526,18 @@ def find_slots(model: nn.Module, sample_input: SampleInput) -> SlotProposals:
     model = unwrapped(model)
     _require_runs(model, sample_input)
     sites = [*SurgerySites(model, sample_input).find_all(), *module_sites(model, sample_input)]
-    return SlotProposals(SlotProposal(site, _count(model, site)) for site in sites)
+    order = {name: index for index, name in enumerate(named_modules(model))}
+    return SlotProposals(
+        SlotProposal(site, _count(model, site), _is_stream(site, order)) for site in sites
+    )
+
+
+def _is_stream(site: SlotSite, order: Mapping[str, int]) -> bool:
+    """Return whether a layer that reads the units stands before one that adds to them."""
+    return any(
+        min(map(order.__getitem__, place.readers)) < max(map(order.__getitem__, place.writers))
+        for place in (() if site.group is None else site.group.places)
+    )
 
 
 def _count(model: nn.Module, site: SlotSite) -> int:
