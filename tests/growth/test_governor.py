@@ -296,22 +296,6 @@ def test_growth_of_the_models_own_layers_is_rolled_back_exactly(
     world.train_epoch()
 
 
-@pytest.mark.parametrize("what", GROWTH)
-def test_a_grown_model_is_rolled_back_to_its_size(what: str) -> None:
-    world = World(MAKERS["adamw"])
-    world.slots.lives.growth_config = GrowthConfig(commits_at_once=True)
-    slot, blueprint = GROWTH[what]
-    assert world.slots.germinate(slot, blueprint).was_done
-    for _ in range(2):
-        world.train_epoch()
-    good = world.copy_state()
-    assert world.step() is None
-    before_pruning = record_state_before_pruning(world)
-    assert spoil_gradient(world) is not None
-    assert_identical(before_pruning[0], good)
-    assert world.slots[slot].size > world.slots[slot].site.size
-
-
 def test_a_host_that_was_rolled_back_trains_like_one_that_was_not() -> None:
     rescued, calm = World(MAKERS["adamw"]), World(MAKERS["adamw"])
     assert spoil_data(rescued) is not None

@@ -90,12 +90,9 @@ def test_a_host_grows_in_its_own_layers_and_beside_its_blocks() -> None:
     assert [what for _, what in kinds["gpt"]] == ["units", "blocks", "module"]
 
 
-def test_without_modules_the_residual_stream_grows_too() -> None:
+def test_a_host_may_have_no_slots_beside_its_blocks() -> None:
     host = make_host(SMALL["mlp"], has_modules=False)
-    assert list(slots(host)) == ["stem>*", "blocks.*.first>second", "blocks.*"]
-    slots(host).start_wider("stem>*", "widen_large")
-    built = build_host(replace(SMALL["mlp"], width=8))
-    assert shapes(host) == shapes(built)
+    assert list(slots(host)) == ["blocks.*.first>second", "blocks.*"]
 
 
 def shapes(model: nn.Module) -> dict[str, torch.Size]:
