@@ -27,6 +27,7 @@ from esper.lifecycle.stages import Stage
 from tests.growth.helpers import (
     HOSTS,
     ResidualMLP,
+    hooks_of,
     lead_to,
     loss_of,
     make_host,
@@ -135,6 +136,33 @@ def test_units_grow_in_a_block_that_modules_have_grown_beside() -> None:
     torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
     assert [block.up.out_features for block in model.blocks] == [16, 16, 16]
     torch.testing.assert_close(export(model)(x), before, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_are_copied_while_units_are_blended_in() -> None:
+    build, _, sample = HOSTS["mlp"]
+    units, blocks = at = ["blocks.*.up>down", "blocks.*"]
+    config = GrowthConfig(commits_at_once=False, embargo_epochs=1)
+    model = add_slots(build(), at, sample(0), growth_config=config).eval()
+    host, x = slots(model), sample(1)
+    host.germinate(units, "widen_large", tempo_epochs=8)
+    for block in model.blocks:
+        randomize(block.down)  # as if the new units had been trained
+    before = model(x)
+    host.germinate(blocks, "deepen")
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+    while min(host[units].alpha, host[blocks].alpha) < 1.0:
+        host.tick()
+    assert hooks_of(model) == 0
+    for slot in (units, blocks):
+        host.advance(slot)
+    host.tick()
+    for slot in (units, blocks):
+        assert host.fossilize(slot).was_done
+    host.tick()
+    before = model(x)
+    host.germinate(units, "widen_large")
+    assert [block.up.out_features for block in model.blocks] == [32, 32, 32]
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
 
 
 def test_seeds_are_composed_in_the_order_in_which_they_grew() -> None:
