@@ -81,7 +81,7 @@ class BestEpoch:
         lives = grown.lives.items()
         seeds = tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
         # A slot that is full keeps its last seed; others absorb it and can grow again.
-        full = tuple(name for name, slot in grown.items() if slot.life.has_seed and slot.is_full())
+        full = tuple(name for name, slot in grown.items() if slot.seed and slot.is_full())
         beside = tuple(name for name, slot in grown.items() if slot.is_widened_beside)
         return ExportedEpoch(export(twin, committed_only=True), seeds, full, beside)
 
