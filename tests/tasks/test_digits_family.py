@@ -187,7 +187,7 @@ def test_draws_are_uniform_over_the_ranges() -> None:
     assert values("n_samples").max() > 900
 
 
-def test_hosts_have_the_widths_that_were_drawn_and_slots_of_every_kind() -> None:
+def test_hosts_have_the_widths_that_were_drawn_and_slots() -> None:
     makers = {}
     for seed in range(60):
         draw = draw_digits(seed)
@@ -199,7 +199,7 @@ def test_hosts_have_the_widths_that_were_drawn_and_slots_of_every_kind() -> None
         assert host.get_submodule("blocks.0.first").out_features == width
         assert host.get_submodule("blocks.1.first").out_features == width
         kinds = {slot.site.what: slot.site.size for slot in slots(host).values()}
-        assert kinds == {"units": width, "blocks": 2, "module": 0}
+        assert kinds == {"units": width, "module": 0}  # without skips, blocks cannot be copied
 
 
 def test_invalid_draws_are_rejected_with_the_task_name(monkeypatch: pytest.MonkeyPatch) -> None:
