@@ -271,9 +271,7 @@ class Grower:
         )
         norm = self._governor.gradient_norm
         if report is None and math.isfinite(norm):
-            self._sums.add_norms(
-                norm, ((name, slot.gradient_norm()) for name, slot in self._growing)
-            )
+            self._sums.add_norms(norm, ((name, slot.gradient_norm()) for name, slot in self._growing))
         return self._note(report)
 
     def commit(self) -> None:
