@@ -31,7 +31,7 @@ def trainer() -> HostTrainer:
 
 
 def test_a_group_of_controllers_does_what_each_does_alone(trainer: HostTrainer) -> None:
-    planting = Planting(slot="blocks.0", blueprint="widen_large")
+    planting = Planting(slot="blocks.0", blueprint="mlp_small")
 
     def schedule(growth: GrowthEpisodes) -> FixedSchedule:
         return FixedSchedule(growth.layout, [planting])
@@ -125,7 +125,7 @@ def test_shuffling_does_not_affect_a_controller_that_ignores_observations(
 
 
 def test_random_growth_matches_the_numbers_of_actions_and_epochs(trainer: HostTrainer) -> None:
-    planting = Planting(slot="blocks.1", blueprint="widen_small")
+    planting = Planting(slot="blocks.1", blueprint="mlp_small")
     followed = trainer.run(HOSTS, lambda growth, _: FixedSchedule(growth.layout, [planting]))
     n_waits = followed.op_counts[:, Op.WAIT] + followed.op_counts[:, Op.FINISH]
     wanted = followed.op_counts.sum(1) - n_waits

@@ -30,7 +30,7 @@ def envs_of(trainer: HostTrainer, n_hosts: int) -> GrowthVectorEnv:
 
 
 PLANTINGS = [
-    Planting(slot="blocks.0", blueprint="widen_large"),
+    Planting(slot="blocks.0", blueprint="mlp_small"),
     Planting(slot="blocks.1", blueprint="mlp_small", epoch=1),
 ]
 
@@ -79,32 +79,39 @@ def test_each_host_can_stop_at_its_own_epoch() -> None:
     assert runs.flops[0] == 0.0
 
 
+def seed_tensors(envs: GrowthVectorEnv) -> dict[str, torch.Tensor]:
+    """Return the tensors of the seed in slot blocks.0 of the first host."""
+    tensors = envs.growth.population.get_state(0).tensors
+    return {name: t for name, t in tensors.items() if "blocks.0.seed." in name}
+
+
 def test_the_number_of_a_committed_seed_reproduces_its_weights() -> None:
     task = make_task("spirals", n_epochs=16, batches_per_epoch=1)
     trainer = HostTrainer(task, purpose="tuning", final_split="validation")
     plantings = [
-        Planting(slot="blocks.1", blueprint="widen_small"),
+        Planting(slot="blocks.1", blueprint="mlp_small"),
         Planting(slot="blocks.0", blueprint="mlp_large", epoch=1),
     ]
     runs = trainer.run(range(12), lambda growth, _: FixedSchedule(growth.layout, plantings))
     # In most hosts, the best epoch comes before both seeds are blended in.
     host = int(np.flatnonzero((runs.blueprint >= 0).all(1))[0])
-    assert runs.slot[host].tolist() == [1, 0]
+    assert [trainer.slot_config.slot_ids[k] for k in runs.slot[host]] == ["blocks.1", "blocks.0"]
     assert runs.number[host].tolist() == [0, 1]
     envs = envs_of(trainer, 1)
     observations, _ = envs.reset(seed=[host])
     schedule = FixedSchedule(envs.layout, plantings)
     schedule.start(1)
     stages = envs.growth.population.slot_arrays().stage
-    while stages[0, 0] != Stage.GERMINATED:
+    slot = envs.layout.slot_config.slot_index("blocks.0")
+    while stages[0, slot] != Stage.GERMINATED:
         observations, *_ = envs.step(schedule.act(observations, envs.masks, np.zeros(1, np.bool_)))
-    grown = envs.growth.population.get_state(0).part("seed/blocks.0")
+    grown = seed_tensors(envs)
     envs.reset(seed=[host])
     action = GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint="mlp_large")
     envs.growth.plant({0: [FirstSeed(action=action, number=int(runs.number[host, 1]))]})
-    planted = envs.growth.population.get_state(0).part("seed/blocks.0")
+    planted = seed_tensors(envs)
     assert all(torch.equal(planted[name], tensor) for name, tensor in grown.items())
-    assert envs.growth.records.slots.grown_parameters[0, 0] == sum(
+    assert envs.growth.records.slots.grown_parameters[0, slot] == sum(
         t.numel() for t in grown.values()
     )
 

@@ -101,7 +101,7 @@ def test_the_last_epoch_counts_where_flops_are_never_reached() -> None:
 def test_a_network_from_scratch_starts_with_every_seed_of_a_slot_that_grew_again() -> None:
     task = make_task("spirals", n_epochs=16, batches_per_epoch=1)
     trainer = HostTrainer(task, purpose="tuning", final_split="validation")
-    twice = [Planting(slot="blocks.0", blueprint="widen_large", epoch=k) for k in (0, 1)]
+    twice = [Planting(slot="blocks.0", blueprint="mlp_small", epoch=k) for k in (0, 1)]
     once = [Planting(slot="blocks.1", blueprint="norm")]
 
     def find(plan: list[Planting]) -> tuple[int, HostRuns]:
@@ -114,7 +114,8 @@ def test_a_network_from_scratch_starts_with_every_seed_of_a_slot_that_grew_again
 
     (first, first_run), (second, second_run) = find(twice), find(once)
     runs = join_runs([first_run, second_run])
-    assert runs.slot.tolist() == [[0, 0], [1, -1]]
+    own = [trainer.slot_config.slot_index(name) for name in ("blocks.0", "blocks.1")]
+    assert runs.slot.tolist() == [[own[0], own[0]], [own[1], -1]]
     assert runs.number.tolist() == [[0, 1], [0, 0]]
     assert runs.grown.tolist() == [2, 1]
     assert [seed.number for seed in committed_seeds(runs, 0, trainer.slot_config)] == [0, 1]
@@ -128,11 +129,11 @@ def test_committed_seeds_are_in_the_order_of_germination() -> None:
     task = make_task("spirals", n_epochs=16, batches_per_epoch=1)
     trainer = HostTrainer(task, purpose="tuning", final_split="validation")
     plan = [
-        Planting(slot="blocks.1", blueprint="widen_small", alpha_target=0.5),
+        Planting(slot="blocks.1", blueprint="mlp_small", alpha_target=0.5),
         Planting(slot="blocks.0", blueprint="mlp_large", epoch=1),
     ]
     runs = trainer.run(range(12), lambda growth, _: FixedSchedule(growth.layout, plan))
-    host = int(np.flatnonzero((runs.alpha == [0.5, 1.0]).all(1))[0])
+    host = int(np.flatnonzero((runs.alpha[:, :2] == [0.5, 1.0]).all(1))[0])
     seeds = committed_seeds(runs, host, trainer.slot_config)
     assert [(seed.action.slot, seed.number) for seed in seeds] == [("blocks.1", 0), ("blocks.0", 1)]
     assert [seed.action.alpha_target for seed in seeds] == [0.5, 1.0]

@@ -13,7 +13,7 @@ from esper.errors import SlotError, UnsupportedHostError
 from esper.growing.slots import choose_slots, copy_model, place_slots
 from esper.growth.placement import SlotProposals, find_slots
 from tests.growing.own_models import CNN, MLP, Transformer
-from tests.growth.pair_models import CASES, build
+from tests.growth.place_models import CASES, build
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -34,56 +34,43 @@ def flat_mlp() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "names"),
     [
-        (MLP(1), ["blocks.0"]),
-        (MLP(3), ["blocks.0", "blocks.1", "blocks.2"]),
-        (MLP(12), [f"blocks.{i}" for i in range(12)]),
+        (MLP(1), ["blocks.0.first>blocks.0.second", "blocks.*"]),
+        (MLP(12), ["blocks.*.first>second", "blocks.*"]),
         (
             CNN(),
             ["stem>early.0", "early.0>early.3", "early.3>late.0", "late.0>late.3", "late.3>head"],
         ),
+        (Transformer(), ["encoder.layers.*.linear1>linear2", "encoder.layers.*"]),
         (flat_mlp(), ["1>3"]),
     ],
-    ids=["1", "3", "12", "cnn", "layers"],
+    ids=["1", "12", "cnn", "transformer", "layers"],
 )
-def test_places_where_width_can_grow_get_slots(model: nn.Module, names: list[str]) -> None:
+def test_what_a_model_can_grow_of_its_own_gets_slots(model: nn.Module, names: list[str]) -> None:
     twin = with_slots(model, None, IMAGES)
     assert list(esper.slots(twin)) == names
     assert torch.equal(twin.eval()(IMAGES), model.eval()(IMAGES))
 
 
-def test_a_transformer_can_grow_in_and_beside_its_layers() -> None:
-    names = list(esper.slots(with_slots(Transformer(), None, IMAGES)))
-    layers = [f"encoder.layers.{i}" for i in range(2)]
-    assert set(names) == {*layers, *(f"{layer}.linear1>{layer}.linear2" for layer in layers)}
+def test_residual_streams_are_not_chosen() -> None:
+    proposals = find_slots(build("resnet"), IMAGES)
+    streams = [each.name for each in proposals if each.is_stream]
+    assert [name.partition(">")[0] for name in streams] == [
+        "stem+layers.0.conv2",
+        "layers.1.conv2",
+    ]
+    units = {name for name in choose_slots(proposals) if ">" in name}
+    assert units == set(CASES["resnet"].places) - set(streams)
+    assert tuple(choose_slots(find_slots(build("vgg"), IMAGES))) == CASES["vgg"].places
 
 
-def test_a_block_around_layers_that_can_be_widened_grows_deeper_alone() -> None:
-    twin = with_slots(Transformer(), None, IMAGES)
-    fits = esper.slots(twin).slot_config.fits
-    for layer in ("encoder.layers.0", "encoder.layers.1"):
-        assert fits[layer] == {"deepen"}
-        assert "widen_huge" in fits[f"{layer}.linear1>{layer}.linear2"]
-    lines = dict(line.split(": dormant; ") for line in str(esper.slots(twin)).splitlines())
-    assert lines["encoder.layers.0"] == "copies of the block grow behind it"
-    with pytest.raises(SlotError, match="slots inside"):
-        esper.slots(twin).germinate("encoder.layers.1", "widen_large")
-    assert esper.slots(twin).germinate("encoder.layers.0", "deepen").was_done
-
-
-def test_a_block_alone_can_be_widened_from_beside() -> None:
-    named = with_slots(Transformer(), ["encoder.layers.0"], IMAGES)
-    assert {"deepen", "widen_large"} <= esper.slots(named).slot_config.fits["encoder.layers.0"]
-
-
-def test_neither_shortcuts_nor_norms_are_chosen() -> None:
-    chosen = choose_slots(find_slots(build("resnet"), IMAGES))
-    assert {name for name in chosen if ">" in name} == set(CASES["resnet"].pairs)
-    assert {name for name in chosen if ">" not in name} == {f"layers.{i}" for i in range(3)}
-    assert tuple(choose_slots(find_slots(build("vgg"), IMAGES))) == CASES["vgg"].pairs
+def test_a_model_whose_own_layers_cannot_grow_gets_slots_beside_its_outer_blocks() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 10), nn.Softmax(-1)))
+    twin = with_slots(model, None, IMAGES)
+    assert {name: slot.site.what for name, slot in esper.slots(twin).items()} == {"1": "module"}
 
 
 def deep(n_blocks: int) -> nn.Module:
-    """Blocks of growing size, so that later ones have a larger share of the model."""
+    """Blocks of growing size, so that later ones have more parameters."""
     widths = [6 + index for index in range(n_blocks + 1)]
     return nn.Sequential(
         nn.Flatten(),
@@ -92,16 +79,14 @@ def deep(n_blocks: int) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("n_blocks", [3, 12, 20])
-def test_at_most_12_places_are_chosen_by_rank(n_blocks: int) -> None:
+@pytest.mark.parametrize("n_blocks", [3, 20])
+def test_at_most_12_places_are_chosen_the_largest_first(n_blocks: int) -> None:
     proposals = find_slots(deep(n_blocks), IMAGES)
     chosen = choose_slots(proposals)
-    pairs = [proposal for proposal in proposals if proposal.site.pair is not None]
-    assert len(pairs) == n_blocks
-    best = sorted(pairs, key=lambda proposal: proposal.rank)[:12]
-    assert {each.name for each in best} == set(chosen) & {each.name for each in pairs}
-    assert chosen == [name for name in proposals.names if name in chosen]
-    assert len(chosen) <= 12
+    units = [proposal for proposal in proposals if proposal.site.what == "units"]
+    assert len(units) == n_blocks
+    best = sorted(units, key=lambda each: -each.parameters)[:12]
+    assert chosen == [name for name in proposals.names if name in {each.name for each in best}]
     esper.add_slots(deep(n_blocks), chosen, IMAGES)
 
 
@@ -133,7 +118,7 @@ def test_models_that_cannot_grow_are_rejected_on_one_line() -> None:
     slotted = esper.add_slots(MLP(2), ["blocks.1"], IMAGES)
     with pytest.raises(SlotError, match=r"slots \(blocks\.1\)"):
         with_slots(slotted, ["blocks.0"], IMAGES)
-    esper.slots(slotted).germinate("blocks.1", "widen_small")
+    esper.slots(slotted).germinate("blocks.1", "mlp_small")
     with pytest.raises(SlotError, match=r"'blocks\.1' is in use"):
         with_slots(slotted, None, IMAGES)
     with pytest.raises(SlotError, match="Flatten"):
@@ -146,36 +131,8 @@ def test_models_that_cannot_grow_are_rejected_on_one_line() -> None:
         copy_model(model)
 
 
-class Encoder(nn.Module):
-    """More pre-norm layers than there are slots; each has a pair, and can be copied."""
-
-    def __init__(self, n_layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
-            for _ in range(n_layers)
-        )
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(1))
-
-
-def test_a_third_of_the_slots_is_for_depth_where_there_are_too_many_places() -> None:
-    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
-    proposals = find_slots(Encoder(7), x)
-    chosen = choose_slots(proposals, 6)
-    assert len(chosen) == 6
-    assert sum(">" not in name for name in chosen) == 2
-    few = choose_slots(find_slots(Encoder(2), x), 6)
-    assert sum(">" in name for name in few) == sum(">" not in name for name in few) == 2
-
-
-def test_depth_alone_takes_the_outer_residual_blocks() -> None:
-    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
-    twin = with_slots(Encoder(3), None, x, for_depth=True)
-    assert list(esper.slots(twin)) == ["layers.0", "layers.1", "layers.2"]
+def test_depth_alone_takes_the_lists_of_residual_blocks() -> None:
+    twin = with_slots(MLP(3), None, IMAGES, for_depth=True)
+    assert list(esper.slots(twin)) == ["blocks.*"]
     with pytest.raises(SlotError, match="Sequential"):
         with_slots(flat_mlp(), None, IMAGES, for_depth=True)

@@ -24,52 +24,21 @@ from esper.growth.blueprints import (
 )
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.blueprints.seeds import LORA_LARGE_RANK, LORA_SMALL_RANK
-from esper.growth.blueprints.widening import SHARES
 from esper.growth.modules import count_parameters
-from esper.growth.sites import BlockPath, ConvShape, SlotSite, TensorKind
+from esper.growth.sites import SlotSite, TensorKind
+from esper.growth.surgery.places import BlockList, Group, Place
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
 from tests.growth.helpers import same_bits, site_for
 
 MAPS = TensorKind.FEATURE_MAP
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "tanh", "identity")
-
-
-def path_for(kind: TensorKind, activation: str, hidden: int, *, has_norm: bool) -> BlockPath:
-    same = ConvShape(kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1))
-    point = ConvShape(kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1))
-    return BlockPath(
-        first="up",
-        second="down",
-        norm="norm" if has_norm else None,
-        activation=activation,
-        hidden=hidden,
-        has_first_bias=not has_norm,
-        first_conv=same if kind == MAPS else None,
-        second_conv=point if kind == MAPS else None,
-    )
 
 
 @st.composite
 def sites(draw: st.DrawFn) -> SlotSite:
     kind = draw(st.sampled_from(list(TensorKind)))
     width, width_in = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    site = site_for(kind, width=width, width_in=width_in, size=draw(st.integers(2, 5)))
-    if not draw(st.booleans()):
-        return site
-    # Batch norm is not part of a path on sequences.
-    has_norm = draw(st.booleans()) and kind != TensorKind.SEQUENCE
-    path = path_for(
-        kind, draw(st.sampled_from(ACTIVATIONS)), draw(st.integers(1, 9)), has_norm=has_norm
-    )
-    return SlotSite(
-        name=site.name,
-        kind=kind,
-        output_shape=site.output_shape,
-        input_shape=site.input_shape,
-        input_key=0,
-        path=path,
-    )
+    return site_for(kind, width=width, width_in=width_in, size=draw(st.integers(2, 5)))
 
 
 def plant(name: str, site: SlotSite, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
@@ -113,7 +82,6 @@ def is_dead(seed: nn.Module, x: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("kind", list(TensorKind))
 def test_each_kind_has_the_blueprints_of_the_design(kind: TensorKind) -> None:
-    widen = {"widen_small", "widen_medium", "widen_large", "widen_huge"}
     expected = {
         TensorKind.FEATURE_MAP: {
             "attention",
@@ -133,7 +101,7 @@ def test_each_kind_has_the_blueprints_of_the_design(kind: TensorKind) -> None:
         TensorKind.VECTOR: {"mlp_small", "mlp_large", "low_rank"},
     }
     fitting = fitting_blueprints(site_for(kind), BUILTIN_BLUEPRINTS)
-    assert set(fitting) == expected[kind] | widen | {"noop", "norm"}
+    assert set(fitting) == expected[kind] | {"noop", "norm"}
     assert list(fitting) == sorted(fitting, key=BUILTIN_BLUEPRINTS.index)
 
 
@@ -142,8 +110,10 @@ def test_parallel_seeds_do_not_fit_where_the_input_is_unknown(kind: TensorKind) 
     shape = site_for(kind).output_shape
     site = SlotSite(name="x", kind=kind, output_shape=shape, why_no_parallel="it is a secret")
     fitting = fitting_blueprints(site, BUILTIN_BLUEPRINTS)
-    assert not {name for name in fitting if name.startswith(("widen", "lora", "low_rank"))}
-    assert find_blueprint("widen_small").why_not(site) == "it is a secret"
+    assert not {name for name in fitting if name.startswith(("lora", "low_rank"))}
+    if kind != MAPS:
+        parallel = "low_rank" if kind == TensorKind.VECTOR else "lora_small"
+        assert find_blueprint(parallel).why_not(site) == "it is a secret"
     assert {"noop", "norm"} < set(fitting)
 
 
@@ -155,8 +125,6 @@ def test_sizes_of_seeds_worked_by_hand() -> None:
         ("mlp_small", vector): (16 * 8 + 8) + (8 * 16 + 16),
         ("mlp_large", vector): (16 * 32 + 32) + (32 * 16 + 16),
         ("low_rank", vector): 2 * 16 * 2,
-        ("widen_small", vector): (16 * 4 + 4) + 4 * 16,
-        ("widen_large", vector): (16 * 16 + 16) + 16 * 16,
         ("lora_small", sequence): 2 * 8 * 4,
         ("lora_large", sequence): 2 * 8 * 8,  # the rank is limited to the width
         ("self_attention", sequence): (8 + 8) + 8 * 24 + (8 * 8 + 8),
@@ -165,29 +133,25 @@ def test_sizes_of_seeds_worked_by_hand() -> None:
         ("bottleneck", feature_map): (8 * 2 + 2) + (2 * 2 * 9 + 2) + (2 * 8 + 8),
         ("conv_small", feature_map): (8 * 2 * 9 + 2) + (2 * 8 * 9 + 8),
         ("conv_heavy", feature_map): (8 * 8 * 9 + 8) + (8 * 8 * 9 + 8),
-        ("widen_medium", feature_map): (8 * 4 * 9 + 4) + 4 * 8 * 9,
     }
     for (name, site), expected in sizes.items():
         assert count_parameters(find_blueprint(name).build(site)) == expected, name
 
 
-def test_widening_a_block_with_a_path_copies_its_layers() -> None:
-    path = path_for(MAPS, "silu", hidden=10, has_norm=True)
-    site = site_for(MAPS)
-    site = SlotSite(
-        name="x",
-        kind=MAPS,
-        output_shape=site.output_shape,
-        input_shape=site.input_shape,
-        input_key=0,
-        path=path,
-    )
-    seed = find_blueprint("widen_medium").build(site)
-    assert seed.first.out_channels == 5
-    assert seed.first.bias is None
-    assert isinstance(seed.norm, nn.BatchNorm2d)
-    assert isinstance(seed.activation, nn.SiLU)
-    assert seed.second.kernel_size == (1, 1)
+UNITS = SlotSite(name="up>down", kind=MAPS, group=Group("up>down", (Place(8, (), (), ()),)))
+BLOCKS = SlotSite(
+    name="layers.*", kind=MAPS, blocks=BlockList("layers.*", "layers", (), is_stack=True)
+)
+
+
+def test_units_blocks_and_modules_each_have_their_own_blueprints() -> None:
+    widen = ("widen_small", "widen_medium", "widen_large", "widen_huge")
+    assert fitting_blueprints(UNITS, BUILTIN_BLUEPRINTS) == widen
+    assert fitting_blueprints(BLOCKS, BUILTIN_BLUEPRINTS) == ("deepen",)
+    reason = find_blueprint("norm").why_not(UNITS)
+    assert reason == "it adds modules beside a block, and 'up>down' is for hidden units"
+    reason = find_blueprint("widen_huge").why_not(BLOCKS)
+    assert reason == "it adds hidden units, and 'layers.*' is for copies of blocks"
 
 
 def test_self_attention_is_causal() -> None:
@@ -200,19 +164,6 @@ def test_self_attention_is_causal() -> None:
     before, after = seed(x), seed(later)
     torch.testing.assert_close(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4:], after[:, 4:], atol=0.1)
-
-
-@pytest.mark.parametrize(("size", "size_out"), [(8, 4), (7, 4), (9, 3), (6, 6)])
-def test_widening_follows_the_stride_of_a_block(size: int, size_out: int) -> None:
-    site = SlotSite(
-        name="x",
-        kind=MAPS,
-        output_shape=(2, 5, size_out, size_out),
-        input_shape=(2, 3, size, size),
-        input_key=0,
-    )
-    seed = find_blueprint("widen_small").build(site)
-    assert seed(torch.randn(2, 3, size, size)).shape == (2, 5, size_out, size_out)
 
 
 def test_an_unknown_blueprint_gets_a_suggestion() -> None:
@@ -302,6 +253,7 @@ def test_a_custom_blueprint_can_be_registered(monkeypatch: pytest.MonkeyPatch) -
 def test_the_catalogue_describes_what_is_built() -> None:
     assert f"rank-{LORA_SMALL_RANK} " in find_blueprint("lora_small").summary
     assert f"rank-{LORA_LARGE_RANK} " in find_blueprint("lora_large").summary
-    for name, share in SHARES.items():
-        assert find_blueprint(name).summary.startswith(f"{share:.0%} ")
+    for name in fitting_blueprints(UNITS, BUILTIN_BLUEPRINTS):
+        recipe = find_blueprint(name)
+        assert recipe.summary.startswith(f"{recipe.share:.0%} ")
     assert {name: find_blueprint(name).facts for name in BLUEPRINTS} == BLUEPRINTS

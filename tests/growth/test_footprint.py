@@ -89,13 +89,13 @@ def test_a_held_seed_has_its_share_of_the_forward_pass() -> None:
     assert counted.parameters == 277 + 45 + 19
 
 
-@pytest.mark.parametrize("blueprint", ["mlp_small", "widen_medium"])
+@pytest.mark.parametrize("blueprint", ["mlp_small", "low_rank"])
 def test_an_isolated_seed_costs_nothing_in_evaluation_and_less_than_three_passes_in_training(
     blueprint: str,
 ) -> None:
     model, host, x = make_host("mlp")
     lead_to(host, "blocks.0", Stage.TRAINING, blueprint=blueprint)
-    units = {"mlp_small": 3, "widen_medium": 4}[blueprint]
+    units = {"mlp_small": 3, "low_rank": 1}[blueprint]
     layer = 2 * 4 * 6 * units
     counted = footprint(model, x)
     assert counted.forward_flops == FORWARD
@@ -111,7 +111,7 @@ def test_a_germinated_seed_costs_nothing_yet() -> None:
 
 def test_counting_does_not_change_the_model() -> None:
     model, host, x = make_host("conv")
-    lead_to(host, "block_1", Stage.BLENDING, blueprint="widen_small")
+    lead_to(host, "block_1", Stage.BLENDING, blueprint="conv_small")
     grads = grads_of(model, x)
     before, generator = state_of(model), torch.get_rng_state()
     footprint(model, x)

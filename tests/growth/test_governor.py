@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from esper.config.growth import CNNHostConfig, GovernorConfig
+from esper.config.growth import CNNHostConfig, GovernorConfig, GrowthConfig
 from esper.errors import SlotError, TensorError
 from esper.growth.governor import Governor, GovernorReport, LossWatch
 from esper.growth.host_slots import slots
@@ -39,7 +39,7 @@ class World:
         OptimizerKeeper(self.model, self.optimizer, seed_lr_factor=0.5)
         self.slots = slots(self.model)
         self.governor = Governor(self.model, self.optimizer)
-        self.slots.germinate("blocks.0", "widen_medium")
+        self.slots.germinate("blocks.0", "conv_small")
         for _ in range(4):
             self.slots.advance("blocks.0")
             self.train_epoch()
@@ -166,7 +166,7 @@ def test_a_broken_host_is_rolled_back_exactly(name: str, optimizer: str) -> None
     world.train_epoch()
 
 
-def test_an_action_after_the_last_epoch_is_kept() -> None:
+def test_an_action_since_the_last_good_state_is_undone() -> None:
     world = World(MAKERS["adamw"])
     for _ in range(2):
         world.train_epoch()
@@ -175,13 +175,12 @@ def test_an_action_after_the_last_epoch_is_kept() -> None:
     before = world.copy_state()
     world.train_epoch()
     assert world.slots.fossilize("blocks.1").was_done
-    fossilized = world.copy_state()
+    before_pruning = record_state_before_pruning(world)
     report = spoil_data(world)
     assert report is not None
-    assert report.pruned == ()
-    # No loss was seen after the last update, so all values are those of an epoch before.
-    expected = {**fossilized, "tensors": before["tensors"], "moments": before["moments"]}
-    assert_identical(world.copy_state(), expected)
+    assert report.pruned == ("blocks.1",)
+    # No loss was seen after the last update, so the good state is that of an epoch before.
+    assert_identical(before_pruning[0], before)
 
 
 def test_an_action_on_a_state_with_a_good_loss_is_kept_with_its_values() -> None:
@@ -228,20 +227,22 @@ def test_a_bad_loss_at_the_end_of_an_epoch_rolls_back_at_once() -> None:
     assert_identical(before_pruning[0], good)
 
 
-def test_a_seed_that_germinated_after_the_last_epoch_is_pruned() -> None:
+def test_a_seed_that_germinated_since_the_last_good_state_is_undone() -> None:
     world = World(MAKERS["adamw"])
     for _ in range(2):
         world.train_epoch()
     world.slots.prune("blocks.1")
     for _ in range(5):
         world.train_epoch()
-    world.slots.germinate("blocks.1", "norm")
     count = world.slots.n_germinated
+    world.slots.germinate("blocks.1", "norm")
     report = spoil_data(world)
     assert report is not None
-    assert report.pruned == ("blocks.1",)
-    assert world.slots["blocks.1"].stage == Stage.PRUNED
+    assert report.pruned == ()
+    assert world.slots["blocks.1"].stage == Stage.DORMANT
+    assert world.slots["blocks.1"].seed is None
     assert world.slots.n_germinated == count
+    assert not find_leftovers(world.model, world.optimizer)
 
 
 def test_a_seed_removed_from_a_broken_host_is_restored_before_it_is_pruned() -> None:
@@ -257,6 +258,42 @@ def test_a_seed_removed_from_a_broken_host_is_restored_before_it_is_pruned() -> 
     before_pruning = record_state_before_pruning(world)
     assert spoil_data(world) is not None
     assert_identical(before_pruning[0], good)
+
+
+UNITS, BLOCKS = "blocks.*.first>second", "blocks.*"
+GROWTH = {"units": (UNITS, "widen_large"), "blocks": (BLOCKS, "deepen")}
+
+
+@pytest.mark.parametrize("commits_at_once", [True, False])
+@pytest.mark.parametrize("optimizer", MAKERS)
+@pytest.mark.parametrize("what", GROWTH)
+def test_growth_of_the_models_own_layers_is_rolled_back_exactly(
+    what: str, optimizer: str, commits_at_once: bool
+) -> None:
+    world = World(MAKERS[optimizer])
+    world.slots.lives.growth_config = GrowthConfig(commits_at_once=commits_at_once)
+    world.train_epoch()
+    slot, blueprint = GROWTH[what]
+    good = world.copy_state()
+    parameters = list(world.model.parameters())
+    names = [name for name, _ in world.model.named_modules()]
+    assert world.step() is None  # the state of the last epoch is good
+    assert world.slots.germinate(slot, blueprint).was_done
+    size = world.slots[slot].size
+    before_pruning = record_state_before_pruning(world)
+    assert spoil_data(world) is not None
+    assert_identical(before_pruning[0], good)
+    assert [name for name, _ in world.model.named_modules() if "blocks.1" not in name] == [
+        name for name in names if "blocks.1" not in name
+    ]
+    assert world.slots[slot].size < size
+    own = {id(p) for p in world.model.parameters()}
+    assert own <= {id(p) for p in parameters}  # the very same tensors, but for the pruned seed
+    assert not find_leftovers(world.model, world.optimizer)
+    while world.slots["blocks.1"].stage != Stage.DORMANT:
+        world.train_epoch()
+    assert world.slots.germinate(slot, blueprint).was_done
+    world.train_epoch()
 
 
 def test_a_host_that_was_rolled_back_trains_like_one_that_was_not() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.optim import AdamW
 
 import esper
@@ -24,6 +25,7 @@ from esper.growth.host_slots import HostSlots, slots
 from esper.growth.hosts import build_host, make_host, sample_input
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     ALPHA_SPEED_EPOCHS,
@@ -76,15 +78,25 @@ def test_a_host_with_empty_slots_is_the_plain_model(name: str) -> None:
     assert host.state_dict().keys() == plain.state_dict().keys()
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_widening_can_be_merged_into_every_block(name: str) -> None:
-    assert all(site.path is not None for site in slots(make_host(SMALL[name])).sites)
+def test_a_host_grows_in_its_own_layers_and_beside_its_blocks() -> None:
+    kinds = {
+        name: [(site.name, site.what) for site in slots(make_host(config)).sites]
+        for name, config in SMALL.items()
+    }
+    beside = [("blocks.0", "module"), ("blocks.1", "module")]
+    own = [("blocks.*.first>second", "units"), ("blocks.*", "blocks")]
+    assert kinds["mlp"] == kinds["cnn"] == [*own, *beside]
+    # A transformer of one block: nothing repeats.
+    assert [what for _, what in kinds["gpt"]] == ["units", "blocks", "module"]
 
 
-def test_the_transformer_has_slots_on_its_mlp_and_around_the_block() -> None:
-    sites = {site.name: site for site in slots(make_host(SMALL["gpt"])).sites}
-    assert sites.keys() == {"blocks.0.mlp", "blocks.0"}
-    assert sites["blocks.0.mlp"].path is not None
+def test_a_host_may_have_no_slots_beside_its_blocks() -> None:
+    host = make_host(SMALL["mlp"], has_modules=False)
+    assert list(slots(host)) == ["blocks.*.first>second", "blocks.*"]
+
+
+def shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def test_the_transformer_is_causal() -> None:
@@ -109,8 +121,9 @@ class Walk:
     """A host that grows by random legal actions, with its optimizer and governor."""
 
     def __init__(self, config: HostConfig, seed: int) -> None:
-        self.model = make_host(config, seed=seed, growth_config=GrowthConfig(embargo_epochs=2))
-        self.base = count_parameters(self.model)
+        growth = GrowthConfig(embargo_epochs=2, commits_at_once=seed % 2 == 0, max_widening=4.0)
+        self.model = make_host(config, seed=seed, growth_config=growth)
+        self.config = config
         self.optimizer = AdamW(self.model.parameters(), 0.01)
         OptimizerKeeper(self.model, self.optimizer, seed_lr_factor=0.5)
         self.slots: HostSlots = slots(self.model)
@@ -152,13 +165,21 @@ class Walk:
 
     def check(self) -> None:
         """Check that the slots account for everything in the model and the optimizer."""
-        seeds = sum(p.numel() for s in self.slots.values() for p in s.grown_parameters())
-        assert count_parameters(self.model) == self.base + seeds
+        units, blocks, *_ = self.slots.values()
+        own = replace(self.config, hidden=units.size, n_blocks=blocks.size)
+        beside = sum(p.numel() for p in self.slots.grown_parameters())
+        assert count_parameters(self.model) == count_parameters(build_host(own)) + beside
         assert not find_leftovers(self.model, self.optimizer)
         members = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
         assert sorted(members) == sorted(id(p) for p in self.model.parameters())
-        assert hooks_of(self.model) == 0
+        is_blending = any(s.life.is_growing and s.alpha < 1.0 for s in (units, blocks))
+        assert (hooks_of(self.model) > 0) == is_blending
         for slot in self.slots.values():
+            if not isinstance(slot, SeedSlot):
+                fossils = slot.site.size + slot.life.units
+                live = slot.life.live_units if slot.life.has_seed else 0
+                assert slot.size == fossils + live
+                continue
             assert (slot.seed is not None) == slot.life.has_seed
             assert len(slot.absorbed) == len(slot.life.fossils)
             is_used = slot.life.has_seed or bool(slot.life.fossils)
@@ -170,6 +191,7 @@ class Walk:
 )
 def test_random_growth_leaves_nothing_behind(name: str) -> None:
     seen: set[Stage] = set()
+    grown: set[bool] = set()
     for seed in range(N_WALKS):
         walk = Walk(SMALL[name], seed)
         for _ in range(12):
@@ -179,39 +201,10 @@ def test_random_growth_leaves_nothing_behind(name: str) -> None:
         for _ in range(5):
             walk.slots.tick()
         walk.check()
-        assert all(s.stage == Stage.DORMANT for s in walk.slots.values())
-        committed = sum(p.numel() for s in walk.slots.values() for p in s.grown_parameters())
-        assert count_parameters(walk.model) == walk.base + committed
+        assert all(s.stage == Stage.DORMANT or s.is_full() for s in walk.slots.values())
+        grown.add(walk.slots["blocks.*"].size > walk.config.n_blocks)
     assert seen == set(Stage)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_seeds_of_a_smaller_host_have_the_size_of_its_design(name: str) -> None:
-    design = replace(SMALL[name], hidden=8)
-    small, large = make_host(SMALL[name], seed=3, design=design), make_host(design, seed=3)
-    assert (
-        count_parameters(small)
-        == count_parameters(make_host(SMALL[name]))
-        < count_parameters(large)
-    )
-    slot = next(iter(slots(small)))
-    for host in (small, large):
-        slots(host).germinate(slot, "widen_large")
-        slots(host).advance(slot)
-        host(sample_input(design)).sum().backward()
-    first, second = (slots(host)[slot].seed for host in (small, large))
-    assert first is not None
-    assert second is not None
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_host_may_differ_from_its_design_only_in_hidden() -> None:
-    config = MLPHostConfig(width=8, hidden=4)
-    with pytest.raises(ConfigError, match=r"width=8, hidden=4.*design .*width=16"):
-        make_host(config, design=MLPHostConfig(width=16))
-    with pytest.raises(ConfigError, match=r"MLPHostConfig.*design CNNHostConfig"):
-        make_host(config, design=CNNHostConfig())
+    assert grown == {False, True}
 
 
 WITHOUT_SKIPS = MLPHostConfig(
@@ -228,24 +221,15 @@ def test_without_skips_one_hidden_unit_limits_the_rank_to_one() -> None:
     assert torch.linalg.matrix_rank(logits - logits.mean(0), tol=1e-5) == 4
 
 
-def test_widening_is_merged_into_a_block_without_skips() -> None:
-    host = make_host(WITHOUT_SKIPS, seed=0)
-    host_slots = slots(host)
-    host_slots.germinate("blocks.0", "widen_large")
-    host_slots.advance("blocks.0")
-    seed = host_slots["blocks.0"].seed
-    assert seed is not None
-    torch.nn.init.normal_(seed.second.weight, generator=torch.Generator().manual_seed(1))
-    host_slots.tick()
-    for _ in range(2):
-        host_slots.advance("blocks.0")
-        for _ in range(3):
-            host_slots.tick()
-    host_slots.fossilize("blocks.0")
-    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(2))
-    plain = esper.export(host)
-    torch.testing.assert_close(plain(x), host(x))
-    assert sum(p.numel() for p in plain.parameters()) == 7 * 4 + (5 * 2 + 4 * 3) + 5 * 5
+def test_a_block_without_skips_can_be_widened_but_not_copied() -> None:
+    config = replace(WITHOUT_SKIPS, n_blocks=2)
+    host = make_host(config, seed=0, growth_config=GrowthConfig(commits_at_once=True))
+    assert list(slots(host)) == ["blocks.*.first>second", "blocks.0", "blocks.1"]
+    x = sample_input(config, 20)
+    before = host(x)
+    slots(host).germinate("blocks.*.first>second", "widen_huge")
+    torch.testing.assert_close(host(x), before)
+    assert shapes(host) == shapes(build_host(replace(config, hidden=4)))
 
 
 def test_has_skips_must_be_a_bool() -> None:
@@ -255,7 +239,7 @@ def test_has_skips_must_be_a_bool() -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
 @pytest.mark.parametrize("has_skips", [True, False])
-def test_hosts_with_norms_widen_by_units_of_the_same_kind_and_merge(
+def test_hosts_with_norms_and_any_activation_grow_wider_and_deeper(
     activation: str, has_skips: bool
 ) -> None:
     config = MLPHostConfig(
@@ -268,17 +252,13 @@ def test_hosts_with_norms_widen_by_units_of_the_same_kind_and_merge(
         has_norm=True,
     )
     host = make_host(config, growth_config=GrowthConfig(commits_at_once=True))
-    assert [
-        site.path and (site.path.hidden, site.path.activation) for site in slots(host).sites
-    ] == [(6, activation)] * 2
-    grown = build_host(replace(config, hidden=12))
-    for slot in slots(host):
-        action = GrowthAction(op=Op.GERMINATE, slot=slot, blueprint="widen_large", alpha_target=1.0)
-        assert slots(host).apply(action).was_done
-    merged = esper.export(host)
-    assert [p.shape for p in merged.parameters()] == [p.shape for p in grown.parameters()]
     x = sample_input(config, 7)
-    torch.testing.assert_close(merged(x), host(x))
+    before = host(x)
+    units = "blocks.*.body"
+    slots(host).germinate(units, "widen_large")
+    wider = replace(config, hidden=12)
+    assert shapes(host) == shapes(build_host(wider))
+    torch.testing.assert_close(esper.export(host)(x), before)
 
 
 def test_an_unknown_activation_is_named() -> None:

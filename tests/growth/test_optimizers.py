@@ -44,9 +44,9 @@ def members(optimizer: Optimizer) -> list[int]:
 
 
 def blend(model: nn.Module, optimizer: Optimizer, slot: str = "blocks.0") -> None:
-    """Bring a widening seed to blending at alpha 1, with training on the way."""
+    """Bring a seed beside a block to blending at alpha 1, with training on the way."""
     host_slots = slots(model)
-    host_slots.germinate(slot, "widen_small")
+    host_slots.germinate(slot, "low_rank")
     host_slots.advance(slot)
     step(model, optimizer)
     host_slots.tick()
@@ -125,7 +125,7 @@ def test_seeds_have_their_own_learning_rate_until_they_are_committed() -> None:
     model = make_host(SIZES)
     optimizer = SGD(model.parameters(), 0.1, momentum=0.0)
     OptimizerKeeper(model, optimizer, seed_lr_factor=0.25)
-    slots(model).germinate("blocks.0", "widen_small")
+    slots(model).germinate("blocks.0", "low_rank")
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert {rates[id(p)] for p in slots(model)["blocks.0"].seed_parameters()} == {0.025}
     assert rates[id(model.head.weight)] == 0.1  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def test_a_seed_joins_the_group_of_its_block_with_that_groups_settings() -> None
     rest = [p for p in model.parameters() if all(p is not q for q in block)]
     optimizer = AdamW([{"params": rest}, {"params": block, "weight_decay": 0.5, "lr": 0.2}])
     OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
-    slots(model).germinate("blocks.1", "widen_small")
+    slots(model).germinate("blocks.1", "low_rank")
     group = next(
         group
         for group in optimizer.param_groups
@@ -175,7 +175,7 @@ def test_schedulers_scale_seed_and_host_rates_alike(name: str) -> None:
     optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
     OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
     scheduler = SCHEDULERS[name](optimizer)
-    slots(model).germinate("blocks.0", "widen_small")
+    slots(model).germinate("blocks.0", "low_rank")
     slots(model).advance("blocks.0")
     rates: list[float] = []
     for _ in range(6):

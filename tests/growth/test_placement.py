@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.config.growth import GrowthConfig
 from esper.errors import ShapeError, SlotError
-from esper.growth.footprint import forward_flops
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import own_slots, slots
 from esper.growth.modules import count_parameters
 from esper.growth.placement import add_slots, find_slots
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.shares import ShareTable
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
@@ -33,6 +32,7 @@ from tests.growth.helpers import (
     same_state,
     state_of,
 )
+from tests.growth.place_models import CASES, GROWABLE, build
 
 
 class Joined(nn.Module):
@@ -52,9 +52,9 @@ VECTORS = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(SlotError, match=r"no submodule 'blocks\.2'\. Did you mean 'blocks\."):
+    with pytest.raises(SlotError, match=r"no submodule.* 'blocks\.2'\. Did you mean 'blocks\."):
         add_slots(ResidualMLP(), ["blocks.2"], VECTORS)
-    with pytest.raises(SlotError, match=r"no submodule 'zzz'.* stem, blocks"):
+    with pytest.raises(SlotError, match=r"no submodule.* 'zzz'.* stem>\*, blocks\.\*\.up>down, "):
         add_slots(ResidualMLP(), ["zzz"], VECTORS)
 
 
@@ -65,7 +65,7 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         (None, "at is None"),
         ([], "at is empty"),
         (["stem", "stem"], "'stem' twice"),
-        ([""], "has no submodule ''"),
+        ([""], "list of blocks ''"),
     ],
 )
 def test_invalid_names_are_rejected(at: Any, message: str) -> None:
@@ -150,7 +150,7 @@ def test_a_parallel_seed_reads_the_argument_that_fits_the_output() -> None:
     add_slots(model, ["block"], VECTORS)
     site = slots(model)["block"].site
     assert (site.input_key, site.input_shape, site.output_shape) == (2, (4, 5), (4, 3))
-    place = lead_to(slots(model), "block", Stage.BLENDING, blueprint="widen_small")
+    place = lead_to(slots(model), "block", Stage.BLENDING, blueprint="low_rank")
     inside: list[Tensor] = []
     place.seed.register_forward_pre_hook(lambda _, args: inside.append(args[0]))
     model(VECTORS)
@@ -169,7 +169,7 @@ def test_a_parallel_seed_reads_a_keyword_input() -> None:
     model = Joined(lambda m, x: m.block(hidden=x), block=Keyword())
     add_slots(model, ["block"], VECTORS)
     assert slots(model)["block"].site.input_key == "hidden"
-    place = lead_to(slots(model), "block", Stage.HOLDING, blueprint="widen_large")
+    place = lead_to(slots(model), "block", Stage.HOLDING, blueprint="low_rank")
     randomize(place.seed)
     torch.testing.assert_close(model(VECTORS), place.block(hidden=VECTORS) + place.seed(VECTORS))
 
@@ -190,13 +190,12 @@ def test_a_block_that_modifies_its_input_takes_serial_seeds_only() -> None:
 
 @pytest.mark.parametrize("size", [6, 7])
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_a_strided_block_can_be_widened(size: int, stride: int) -> None:
+def test_parallel_seeds_can_read_the_input_of_a_strided_block(size: int, stride: int) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, stride=stride, padding=1))
     x = torch.randn(2, 2, size, size)
     add_slots(model, ["0"], x)
-    place = lead_to(slots(model), "0", Stage.BLENDING, blueprint="widen_large")
-    randomize(place.seed)
-    torch.testing.assert_close(model(x), place.block(x) + place.alpha * place.seed(x))
+    site = slots(model)["0"].site
+    assert (site.input_key, site.input_shape) == (0, tuple(x.shape))
 
 
 def test_an_upsampling_block_takes_no_parallel_seed() -> None:
@@ -321,98 +320,129 @@ def test_a_sample_may_be_positional_or_keyword_arguments(sample: Any) -> None:
     add_slots(model, ["block"], sample)
     assert slots(model)["block"].site.output_shape == (4, 5)
     names = find_slots(Joined(joined, block=ResidualBlock(5, 4)), sample).names
-    assert names == ["block", "block.up>block.down"]
+    assert names == ["block.up>block.down", "block"]
 
 
-def test_proposals_are_the_blocks_of_a_model_in_order() -> None:
-    pairs = ["blocks.0.up>blocks.0.down", "blocks.1.up>blocks.1.down"]
-    names = ["blocks.0", pairs[0], "blocks.1", pairs[1]]
-    assert find_slots(ResidualMLP(), VECTORS).names == names
-    proposals = find_slots(ConvNet(), torch.randn(2, 1, 6, 6))
-    assert [(p.name, p.kind, p.width, p.can_widen) for p in proposals] == [
-        ("block_1", TensorKind.FEATURE_MAP, 4, True),
-        ("block_1.conv_1>block_1.conv_2", TensorKind.FEATURE_MAP, 4, True),
-        ("block_2", TensorKind.FEATURE_MAP, 8, True),
-        ("block_2.conv_1>block_2.conv_2", TensorKind.FEATURE_MAP, 6, True),
+def test_proposals_are_units_then_lists_of_blocks_then_blocks() -> None:
+    found = find_slots(ResidualMLP(), VECTORS)
+    assert [(p.name, p.site.what, p.site.size, p.parameters) for p in found] == [
+        ("stem>*", "units", 6, 277),  # the residual stream
+        ("blocks.*.up>down", "units", 8, 220),
+        ("blocks.*", "blocks", 2, 220),
+        ("blocks.0", "module", 0, 110),
+        ("blocks.1", "module", 0, 110),
     ]
-    tokens = torch.zeros(2, 5, dtype=torch.long)
-    assert find_slots(Transformer(), tokens).names == [
+    proposals = find_slots(ConvNet(), torch.randn(2, 1, 6, 6))
+    assert {p.site.kind for p in proposals} == {TensorKind.FEATURE_MAP}
+    assert [p.name for p in proposals if p.site.what != "units"] == ["block_1", "block_2"]
+    assert find_slots(Transformer(), HOSTS["transformer"][2](0)).names == [
+        "blocks.*.mlp",
+        "blocks.*",
         "blocks",
         "blocks.0",
         "blocks.0.attention",
         "blocks.0.mlp",
-        "blocks.0.mlp.0>blocks.0.mlp.2",
         "blocks.1",
         "blocks.1.attention",
         "blocks.1.mlp",
-        "blocks.1.mlp.0>blocks.1.mlp.2",
     ]
 
 
-def test_proposals_are_ranked_by_width_and_by_their_share_of_the_model() -> None:
-    proposals = find_slots(Transformer(), torch.zeros(2, 5, dtype=torch.long))
-    assert sorted(proposal.rank for proposal in proposals) == list(range(1, 10))
-    best = sorted(proposals, key=lambda proposal: proposal.rank)
-    assert [proposal.can_widen for proposal in best] == [True] * 4 + [False] * 5
-    assert best[-1].name == "blocks"  # a stack of proposed blocks
-    for group in (best[:4], best[4:8]):
-        scores = [proposal.share.score for proposal in group]
-        assert scores == sorted(scores, reverse=True)
+@pytest.mark.parametrize("name", CASES)
+def test_places_of_the_usual_models_are_found_or_refused_with_a_reason(name: str) -> None:
+    case, model = CASES[name], build(name)
+    x = case.sample(0)
+    proposals = find_slots(model, x)
+    assert tuple(p.name for p in proposals if p.site.what == "units") == case.places
+    for place, reason in case.refused.items():
+        with pytest.raises(SlotError, match=reason) as caught:
+            add_slots(model, [place], x)
+        assert "\n" not in str(caught.value)
+        assert own_slots(model) is None
 
 
-def test_shares_worked_by_hand() -> None:
-    model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 3), nn.Linear(3, 3))
-    proposals = {proposal.name: proposal for proposal in find_slots(model, VECTORS)}
-    assert list(proposals) == ["0", "0>2", "2", "2>3", "3"]
-    # 20, 15 and 12 parameters; 40, 24 and 18 FLOPs for each sample
-    wanted = {"0": (20, 40), "0>2": (35, 64), "2": (15, 24), "2>3": (27, 42), "3": (12, 18)}
-    for name, (n_parameters, flops) in wanted.items():
-        share = proposals[name].share
-        assert (share.parameters, share.flops) == pytest.approx((n_parameters / 47, flops / 82))
-    shares = {name: proposal.share.gradient for name, proposal in proposals.items()}
-    assert shares["0"] + shares["2"] + shares["3"] == pytest.approx(1.0)
-    assert shares["0>2"] == pytest.approx(shares["0"] + shares["2"])
+@pytest.mark.parametrize("name", GROWABLE)
+def test_every_place_of_the_usual_models_grows_without_changing_the_outputs(name: str) -> None:
+    case, model = CASES[name], build(name)
+    model.double()
+    x = case.sample(1)
+    x = x.double() if x.is_floating_point() else x
+    config = GrowthConfig(commits_at_once=True)
+    host = slots(add_slots(model, list(case.places), x, growth_config=config))
+    before, n_parameters = model(x), count_parameters(model)
+    for place in case.places:
+        n_new = host[place].count_new("widen_medium")
+        assert host.germinate(place, "widen_medium").was_done
+        assert count_parameters(model) == n_parameters + n_new
+        torch.testing.assert_close(model(x), before, rtol=1e-9, atol=1e-9)
+        n_parameters += n_new
+
+
+def test_one_place_of_a_group_can_have_the_slot() -> None:
+    model = add_slots(ResidualMLP(), ["blocks.1.up>down"], VECTORS)
+    slots(model).start_wider("blocks.1.up>down", "widen_large")
+    assert [block.up.out_features for block in model.blocks] == [8, 16]
+    assert [block.down.in_features for block in model.blocks] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("stem>*", "blocks.0"),  # the residual stream enters and leaves the block
+        ("blocks.*.up>down", "blocks.0.up"),
+        ("blocks.*.up>down", "blocks.0.up>down"),
+    ],
+)
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_slots_that_would_change_each_other_are_refused(
+    first: str, second: str, is_swapped: bool
+) -> None:
+    names = [second, first] if is_swapped else [first, second]
+    with pytest.raises(SlotError, match="cannot both have a slot") as caught:
+        add_slots(ResidualMLP(), names, VECTORS)
+    assert all(repr(name) in str(caught.value) for name in names)
 
 
 def test_proposals_for_a_model_without_blocks_are_its_layers() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    assert find_slots(model, VECTORS).names == ["0", "0>2", "2"]
+    assert find_slots(model, VECTORS).names == ["0>2", "0", "2"]
 
 
 def test_proposals_print_as_a_table() -> None:
-    text = str(find_slots(ResidualMLP(), VECTORS))
-    assert "blocks.0: vector [B, D], width 6; widening can be merged\n  rank " in text
-    # 110 of 277 parameters, 2 * 96 of 2 * 240 FLOPs
-    assert "hidden units to the model's own layers; 40% of the parameters, 40% of the FLOPs" in text
-    assert "  mlp_small                 45 parameters             72 FLOPs/sample\n" in text
+    assert str(find_slots(ResidualMLP(), VECTORS)).splitlines()[:3] == [
+        "slot              what grows                   parameters",
+        "stem>*            6 units                             277",
+        "blocks.*.up>down  8 units in each of 2 places         220",
+    ]
     nothing = find_slots(nn.Sequential(nn.Flatten(0)), VECTORS)
-    assert str(nothing) == "no block of this model can have a slot"
+    assert str(nothing) == "nothing of this model can grow"
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_a_seed_costs_what_its_proposal_says(name: str) -> None:
+def test_growth_adds_as_many_parameters_as_its_slot_says(name: str) -> None:
     make, _, sample = HOSTS[name]
-    proposals = find_slots(make(), sample(0))
-    model = add_slots(make(), proposals.names, sample(0))
-    host, x = slots(model), sample(1)
-    base = count_parameters(model), forward_flops(model, x)
-    for proposal in proposals:
-        assert set(proposal.costs) == set(host.slot_config.fits[proposal.name])
-        for blueprint, cost in proposal.costs.items():
-            lead_to(host, proposal.name, Stage.BLENDING, blueprint=blueprint)
-            assert count_parameters(model) - base[0] == cost.parameters
-            assert forward_flops(model, x) - base[1] == len(x) * cost.flops
+    for proposal in find_slots(make(), sample(0)):
+        model = add_slots(make(), [proposal.name], sample(0))
+        host = slots(model)
+        host.lives.growth_config = GrowthConfig(commits_at_once=False)
+        base, slot = count_parameters(model), host[proposal.name]
+        for blueprint in sorted(host.slot_config.fits[proposal.name]):
+            n_new = slot.count_new(blueprint)
+            host.germinate(proposal.name, blueprint)
+            assert count_parameters(model) == base + n_new
+            assert slot.count_live() == n_new
             host.abandon_growing()
-            while host[proposal.name].stage != Stage.DORMANT:
+            assert count_parameters(model) == base
+            while slot.stage != Stage.DORMANT:
                 host.tick()
 
 
-def test_printed_slots_say_whether_widening_adds_to_the_models_own_layers() -> None:
+def test_printed_slots_say_what_grows() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     add_slots(model, ["0>2", "4"], torch.randn(2, 4))
     assert str(slots(model)).splitlines() == [
-        "0>2: dormant; widening adds hidden units to the model's own layers",
-        "4: dormant; seeds grow beside the block",
+        "0>2: dormant; 8 units",
+        "4: dormant; modules beside the block",
     ]
 
 
@@ -526,13 +556,13 @@ def test_a_seed_takes_the_dtype_of_the_model_if_the_block_has_no_parameters() ->
     model(x).sum().backward()
 
 
-def test_a_seed_rejects_an_image_size_it_does_not_fit() -> None:
-    block = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1))
-    model = nn.Sequential(nn.Identity(), block)
-    add_slots(model, ["1"], torch.randn(2, 2, 8, 8))
-    place = lead_to(slots(model), "1", Stage.BLENDING, blueprint="widen_small")
-    assert place(torch.randn(2, 2, 8, 8)).shape == (2, 4, 1, 1)
-    with pytest.raises(ShapeError, match=r"widen_small .*slot '1' .*\[2, 4, 2, 2\]"):
+def test_a_seed_that_returns_another_shape_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1))
+    add_slots(model, ["0"], torch.randn(2, 2, 8, 8))
+    place = lead_to(slots(model), "0", Stage.BLENDING, blueprint="conv_small")
+    place.seed = nn.AdaptiveAvgPool2d(8)
+    assert place(torch.randn(2, 2, 8, 8)).shape == (2, 4, 8, 8)
+    with pytest.raises(ShapeError, match=r"conv_small .*slot '0' .*\[2, 4, 8, 8\]"):
         model(torch.randn(2, 2, 16, 16))
 
 
@@ -543,17 +573,3 @@ def test_changing_alpha_keeps_the_style_by_default() -> None:
     lead_to(host, "0", Stage.HOLDING, blueprint="mlp_small", style=style)
     host.set_alpha_target("0", 0.5)
     assert host["0"].life.style == style
-
-
-class _Attends(nn.Module):
-    """Attention without weights: all of its FLOPs are products that torch counts on GPUs alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(x, x, x)
-
-
-def test_the_share_of_flops_includes_attention() -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4), _Attends()), torch.randn(2, 1, 32, 4)
-    share = ShareTable(model, x).share(["1"]).flops
-    assert share == pytest.approx(forward_flops(model[1], x) / forward_flops(model, x))
-    assert share > 0.5

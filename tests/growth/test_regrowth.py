@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -18,17 +17,17 @@ from esper.growth.blueprints import SeedForm
 from esper.growth.export import export
 from esper.growth.footprint import footprint
 from esper.growth.governor import Governor
-from esper.growth.host_slots import HostSlots, slots
-from esper.growth.modules import count_parameters
+from esper.growth.host_slots import HostSlots, slot_size, slots
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.placement import add_slots
 from esper.growth.saved_models import load, save
-from esper.growth.seed_slot import SeedSlot, slot_size
+from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
 from tests.growth.helpers import (
     HOSTS,
     ResidualMLP,
+    hooks_of,
     lead_to,
     loss_of,
     make_host,
@@ -73,8 +72,9 @@ def test_each_seed_reads_what_the_seeds_before_it_made_of_the_block(name: str) -
     slot = HOSTS[name][1][0]
     fitting = host.slot_config.fits[slot]
     serial = "conv_small" if "conv_small" in fitting else "mlp_small"
+    others = [each for each in ("low_rank", "lora_small", "bottleneck") if each in fitting]
     grow(host, slot, serial, style=BlendStyle.MULTIPLY_LINEAR, alpha=0.7)
-    grow(host, slot, "widen_large", style=BlendStyle.LEARNED_GATE)
+    grow(host, slot, others[0], style=BlendStyle.LEARNED_GATE)
     grow(host, slot, "norm", alpha=0.5)
     inputs: list[Tensor] = []
 
@@ -92,47 +92,94 @@ def test_each_seed_reads_what_the_seeds_before_it_made_of_the_block(name: str) -
     torch.testing.assert_close(plain(x), output, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "slot"), [("mlp", "blocks.0"), ("conv", "block_1")])
-def test_width_doubles_repeatedly_and_is_merged_into_the_block(name: str, slot: str) -> None:
-    model, host, x = make_host(name)
-    model.eval()
-    first, second = ("up", "down") if name == "mlp" else ("conv_1", "conv_2")
-    hidden = slot_size(host[slot]).hidden
-    for n_grown, alpha in enumerate((1.0, 0.5, 0.7), start=1):
-        grow(host, slot, "widen_large", alpha=alpha)
+@pytest.mark.parametrize(
+    ("name", "slot", "first", "second"),
+    [
+        ("mlp", "blocks.*.up>down", "blocks.1.up", "blocks.1.down"),
+        ("conv", "block_1.conv_1>block_1.conv_2", "block_1.conv_1", "block_1.conv_2"),
+    ],
+)
+def test_width_doubles_repeatedly(name: str, slot: str, first: str, second: str) -> None:
+    build, _, sample = HOSTS[name]
+    config = GrowthConfig(commits_at_once=True, embargo_epochs=1)
+    model = add_slots(build(), [slot], sample(0), growth_config=config).eval()
+    host, x = slots(model), sample(1)
+    hidden, before = slot_size(host[slot]).hidden, model(x)
+    for n_grown in range(1, 4):
+        host.germinate(slot, "widen_large")
+        host.tick()
+        assert host[slot].stage == Stage.DORMANT
         assert slot_size(host[slot]).hidden == hidden * 2**n_grown
         assert [fossil.units for fossil in host[slot].life.fossils] == [
             hidden * 2**number for number in range(n_grown)
         ]
-        plain = export(model)
-        block = plain.get_submodule(slot)
-        assert type(block) is type(host[slot].block)
-        assert block.get_submodule(first).weight.shape[0] == hidden * 2**n_grown  # type: ignore[union-attr, index]
-        assert block.get_submodule(second).weight.shape[1] == hidden * 2**n_grown  # type: ignore[union-attr, index]
-        torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-6)
-        assert count_parameters(plain) == count_parameters(model)
+        for grown in (model, export(model)):
+            assert grown.get_submodule(first).weight.shape[0] == hidden * 2**n_grown
+            assert grown.get_submodule(second).weight.shape[1] == hidden * 2**n_grown
+            torch.testing.assert_close(grown(x), before, rtol=1e-5, atol=1e-6)
 
 
-def test_what_cannot_be_merged_is_composed_in_order() -> None:
+def test_units_grow_in_a_block_that_modules_have_grown_beside() -> None:
+    build, _, sample = HOSTS["mlp"]
+    at = ["blocks.*.up>down", "blocks.*", "blocks.0"]
+    config = GrowthConfig(commits_at_once=True)
+    model = add_slots(build(), at, sample(0), growth_config=config).eval()
+    host, x = slots(model), sample(1)
+    grow(host, "blocks.0", "mlp_small")
+    before = model(x)
+    host.germinate("blocks.*", "deepen")
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+    # The copy is that of the block alone, and what grew beside the block stays there.
+    kinds = [type(block).__name__ for block in model.blocks]
+    assert kinds == ["SeedSlot", "ResidualBlock", "ResidualBlock"]
+    host.germinate("blocks.*.up>down", "widen_large")
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+    assert [block.up.out_features for block in model.blocks] == [16, 16, 16]
+    torch.testing.assert_close(export(model)(x), before, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_are_copied_while_units_are_blended_in() -> None:
+    build, _, sample = HOSTS["mlp"]
+    units, blocks = at = ["blocks.*.up>down", "blocks.*"]
+    config = GrowthConfig(commits_at_once=False, embargo_epochs=1)
+    model = add_slots(build(), at, sample(0), growth_config=config).eval()
+    host, x = slots(model), sample(1)
+    host.germinate(units, "widen_large", tempo_epochs=8)
+    for block in model.blocks:
+        randomize(block.down)  # as if the new units had been trained
+    before = model(x)
+    host.germinate(blocks, "deepen")
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+    while min(host[units].alpha, host[blocks].alpha) < 1.0:
+        host.tick()
+    assert hooks_of(model) == 0
+    for slot in (units, blocks):
+        host.advance(slot)
+    host.tick()
+    for slot in (units, blocks):
+        assert host.fossilize(slot).was_done
+    host.tick()
+    before = model(x)
+    host.germinate(units, "widen_large")
+    assert [block.up.out_features for block in model.blocks] == [32, 32, 32]
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+def test_seeds_are_composed_in_the_order_in_which_they_grew() -> None:
     model, host, x = make_host("mlp")
     model.eval()
-    for blueprint in ("widen_large", "mlp_small", "widen_small", "low_rank"):
+    for blueprint in ("low_rank", "mlp_small", "norm", "low_rank"):
         grow(host, "blocks.0", blueprint)
-    host.germinate("blocks.0", "widen_large")
-    assert host["blocks.0"].seed is not None
-    # 8 hidden units, 8 more, then a quarter of 16; all of them again.
-    assert host["blocks.0"].seed.first.weight.shape[0] == 20  # type: ignore[union-attr, index]
     plain = export(model)
     torch.testing.assert_close(plain(x), model(x), rtol=1e-5, atol=1e-6)
-    inner = plain.get_submodule("blocks.0")
-    assert inner.up.weight.shape[0] == 16  # type: ignore[union-attr, index]
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_new_seed_changes_nothing_and_trains_without_touching_the_grown_block(name: str) -> None:
     model, host, x = make_host(name)
     slot = HOSTS[name][1][0]
-    grow(host, slot, "widen_large")
+    fitting = host.slot_config.fits[slot]
+    grow(host, slot, "conv_small" if "conv_small" in fitting else "mlp_small")
     model.eval()
     before = model(x)
     host.germinate(slot, "norm")
@@ -157,7 +204,7 @@ def test_a_new_seed_changes_nothing_and_trains_without_touching_the_grown_block(
 def test_a_pruned_seed_leaves_the_grown_block_as_it_was() -> None:
     model, host, x = make_host("mlp")
     model.eval()
-    grow(host, "blocks.0", "widen_large")
+    grow(host, "blocks.0", "low_rank")
     before, parameters = model(x), [id(p) for p in model.parameters()]
     place = lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_small")
     randomize(place.seed)
@@ -175,7 +222,7 @@ def test_moments_stay_when_a_seed_becomes_part_of_its_block() -> None:
     model, host, x = make_host("mlp")
     optimizer = AdamW(model.parameters(), 0.01)
     keeper = OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
-    lead_to(host, "blocks.0", Stage.HOLDING, blueprint="widen_large")
+    lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_large")
     loss_of(model, x).backward()
     optimizer.step()
     own = host["blocks.0"].seed_parameters()
@@ -205,11 +252,12 @@ def test_a_saved_model_is_restored_with_its_fossils(
 ) -> None:
     model, host, x = make_host(name)
     slot = HOSTS[name][1][0]
+    rich = "conv_small" if "conv_small" in host.slot_config.fits[slot] else "mlp_small"
     for number in range(n_fossils):
         style = BlendStyle.LEARNED_GATE if number == 1 else BlendStyle.ADD_LINEAR
-        grow(host, slot, ("widen_large", "norm", "widen_medium")[number], style=style, alpha=0.7)
+        grow(host, slot, (rich, "norm", rich)[number], style=style, alpha=0.7)
     if has_seed:
-        randomize(lead_to(host, slot, Stage.HOLDING, blueprint="widen_small").seed)
+        randomize(lead_to(host, slot, Stage.HOLDING, blueprint=rich).seed)
     model.eval()
     save(model, tmp_path)
     twin = load(tmp_path, HOSTS[name][0])
@@ -227,7 +275,7 @@ def test_a_rollback_takes_a_fossil_back_to_the_seed_it_was() -> None:
     optimizer = AdamW(model.parameters(), 0.01)
     OptimizerKeeper(model, optimizer)
     governor = Governor(model, optimizer)
-    randomize(lead_to(host, "blocks.0", Stage.HOLDING, blueprint="widen_large").seed)
+    randomize(lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_large").seed)
     host.tick()
     host.fossilize("blocks.0")
     host.tick()
@@ -245,22 +293,22 @@ def test_a_rollback_takes_a_fossil_back_to_the_seed_it_was() -> None:
 def test_footprint_counts_fossils_as_the_host() -> None:
     model, host, x = make_host("mlp")
     before = footprint(model, x)
-    # 8 units between widths of 6: two matrices and the first layer's bias.
-    grow(host, "blocks.0", "widen_large")
+    # 12 units between widths of 6: two matrices and two biases.
+    grow(host, "blocks.0", "mlp_large")
     grown = footprint(model, x)
-    assert grown.host_parameters - before.host_parameters == 2 * 8 * 6 + 8
-    assert grown.forward_flops - before.forward_flops == 2 * len(x) * 2 * 8 * 6
+    assert grown.host_parameters - before.host_parameters == 2 * 12 * 6 + 12 + 6
+    assert grown.forward_flops - before.forward_flops == 2 * len(x) * 2 * 12 * 6
     assert grown.seed_parameters == {}
-    lead_to(host, "blocks.0", Stage.HOLDING, blueprint="widen_large")
+    lead_to(host, "blocks.0", Stage.HOLDING, blueprint="mlp_small")
     again = footprint(model, x)
     assert again.host_parameters == grown.host_parameters
-    assert again.seed_parameters == {"blocks.0": 2 * 16 * 6 + 16}
-    assert again.forward_flops - grown.forward_flops == 2 * len(x) * 2 * 16 * 6
+    assert again.seed_parameters == {"blocks.0": 2 * 3 * 6 + 3 + 6}
+    assert again.forward_flops - grown.forward_flops == 2 * len(x) * 2 * 3 * 6
 
 
 def test_a_model_is_deep_copied_with_its_fossils() -> None:
     model, host, x = make_host("mlp")
-    grow(host, "blocks.0", "widen_large")
+    grow(host, "blocks.0", "low_rank")
     twin = copy.deepcopy(model)
     assert same_bits(twin(x), model(x))
     grow(slots(twin), "blocks.0", "mlp_small")
@@ -269,43 +317,30 @@ def test_a_model_is_deep_copied_with_its_fossils() -> None:
     assert not isinstance(export(model), nn.ModuleList)
 
 
-def test_a_seed_can_be_committed_as_soon_as_it_germinates() -> None:
-    config = GrowthConfig(commits_at_once=True, embargo_epochs=1)
-    model = nn.Sequential()
-    model.add_module("block", nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)))
-    add_slots(model, ["block"], torch.ones(2, 4), growth_config=config)
-    x = torch.randn(3, 4)
+def test_a_new_seed_can_be_committed_and_absorbed_at_once() -> None:
+    model, host, x = make_host("mlp")
     before = model(x)
-    slots(model).germinate("block", "widen_large", alpha_target=0.5)
-    life = slots(model).lives["block"]
-    assert (life.stage, life.alpha) == (Stage.FOSSILIZED, 0.5)
+    host.germinate("blocks.0", "mlp_small", alpha_target=0.5)
+    host.commit("blocks.0")
+    assert (host["blocks.0"].stage, host["blocks.0"].alpha) == (Stage.FOSSILIZED, 0.5)
+    host.absorb("blocks.0")
+    assert [fossil.blueprint for fossil in host["blocks.0"].life.fossils] == ["mlp_small"]
     torch.testing.assert_close(model(x), before, rtol=0.0, atol=1e-6)
-    slots(model).tick()
-    assert [fossil.blueprint for fossil in slots(model).lives["block"].fossils] == ["widen_large"]
 
 
-@pytest.mark.parametrize(("name", "slot"), [("mlp", "blocks.0"), ("conv", "block_1")])
-def test_a_block_grows_up_to_its_limit_and_then_its_slot_is_closed(
-    name: str, slot: str, tmp_path: Path
-) -> None:
-    model, host, _ = make_host(name)
-    host.lives.growth_config = replace(host.lives.growth_config, max_widening=5.0)
-    hidden = slot_size(host[slot]).hidden
-    grow(host, slot, "widen_huge")
-    assert slot_size(host[slot]).hidden == 4 * hidden
-    place = lead_to(host, slot, Stage.HOLDING, blueprint="widen_huge")
-    assert place.seed is not None
-    assert (
-        place.count_new("widen_large")
-        == place.count_new("widen_huge")
-        == count_parameters(place.seed)
-    )
+def test_a_place_grows_up_to_its_limit_and_then_its_slot_is_closed(tmp_path: Path) -> None:
+    build, _, sample = HOSTS["conv"]
+    place = "block_1.conv_1>block_1.conv_2"
+    config = GrowthConfig(commits_at_once=True, embargo_epochs=1, max_widening=5.0)
+    model = add_slots(build(), [place], sample(0), growth_config=config)
+    slot, host = slots(model)[place], slots(model)
+    host.germinate(place, "widen_huge")  # 4 units become 16, and 20 are allowed
     host.tick()
-    assert host.fossilize(slot).was_done
+    assert slot.count_new("widen_large") == slot.count_new("widen_huge") == 4 * slot.count_next()
+    host.germinate(place, "widen_huge")
     for _ in range(4):
         host.tick()
-        assert host[slot].stage == Stage.FOSSILIZED
+        assert slot.stage == Stage.FOSSILIZED
     save(model, tmp_path)
-    for grown in (model, load(tmp_path, HOSTS[name][0])):
-        wide = export(grown).get_submodule(slot).get_submodule("up" if name == "mlp" else "conv_1")
-        assert wide.weight.shape[0] == 5 * hidden  # type: ignore[union-attr, index]
+    for grown in (model, load(tmp_path, build)):
+        assert export(grown).block_1.conv_1.weight.shape == (20, 4, 3, 3)

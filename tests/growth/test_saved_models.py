@@ -89,7 +89,7 @@ def test_a_seed_in_any_stage_is_restored_and_continues(
 
 def test_an_alpha_ramp_continues_where_it_was_saved(tmp_path: Path) -> None:
     model, host, _ = make_host("mlp")
-    lead_to(host, "blocks.0", Stage.BLENDING, blueprint="widen_small", tempo_epochs=5)
+    lead_to(host, "blocks.0", Stage.BLENDING, blueprint="low_rank", tempo_epochs=5)
     host.tick()
     save(model, tmp_path)
     loaded = slots(load(tmp_path, HOSTS["mlp"][0]))
@@ -119,7 +119,7 @@ def test_the_next_seed_of_a_loaded_model_gets_the_same_weights(tmp_path: Path) -
 
 def test_nested_slots_are_restored(tmp_path: Path) -> None:
     model, host, x = make_host("transformer")
-    take_to(host, "blocks.0.mlp", Stage.FOSSILIZED, "widen_small")
+    take_to(host, "blocks.0.mlp", Stage.FOSSILIZED, "lora_small")
     take_to(host, "blocks.0", Stage.HOLDING, "self_attention")
     save(model, tmp_path)
     assert_same_model(load(tmp_path, HOSTS["transformer"][0]), model, x)
@@ -159,7 +159,7 @@ class Tied(nn.Module):
 def test_shared_tensors_are_stored_once_and_restored_shared(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     model = add_slots(Tied(), ["body"], x)
-    take_to(slots(model), "body", Stage.HOLDING, "widen_large")
+    take_to(slots(model), "body", Stage.HOLDING, "low_rank")
     model.scale, model.spread = torch.full((4, 1), 3.0), torch.ones(1).expand(4)
     save(model, tmp_path)
     stored = load_file(next(tmp_path.glob("*.safetensors")))
@@ -280,7 +280,7 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: _edit(d, sites=[dict.fromkeys([each.name for each in fields(SlotSite)], 3)]),
         "is damaged: it has a value of the wrong type",
     ),
-    "an empty site": (lambda d: _edit(d, sites=[{}]), "is damaged: identity is missing"),
+    "an empty site": (lambda d: _edit(d, sites=[{}]), "is damaged: blocks is missing"),
 }
 
 

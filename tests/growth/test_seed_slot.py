@@ -109,9 +109,9 @@ def seed_gradient_by_hand(place: SeedSlot, plain: nn.Module, x: Tensor) -> list[
     ("name", "slot", "blueprint"),
     [
         ("mlp", "blocks.1", "mlp_small"),
-        ("mlp", "blocks.0", "widen_large"),
+        ("mlp", "blocks.0", "low_rank"),
         ("conv", "block_1", "conv_heavy"),
-        ("conv", "block_2", "widen_medium"),
+        ("conv", "block_2", "bottleneck"),
         ("transformer", "blocks.0", "self_attention"),
         ("transformer", "blocks.0.mlp", "lora_small"),
     ],
@@ -133,7 +133,7 @@ def test_a_seed_in_training_gets_the_gradient_of_alpha_1(
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
-@pytest.mark.parametrize("blueprint", ["mlp_small", "widen_medium"])
+@pytest.mark.parametrize("blueprint", ["mlp_small", "low_rank"])
 def test_blending_adds_the_seeds_change_times_alpha(
     style: BlendStyle, alpha: float, blueprint: str
 ) -> None:
@@ -166,7 +166,7 @@ def test_gradients_of_a_blended_seed_reach_the_host() -> None:
     assert not torch.allclose(stem, grads_of(plain, x)["stem.weight"])
 
 
-@pytest.mark.parametrize("blueprint", ["norm", "attention", "widen_small"])
+@pytest.mark.parametrize("blueprint", ["norm", "attention", "depthwise"])
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
 def test_an_in_place_operation_after_a_block_does_not_affect_its_seed(
     blueprint: str, stage: Stage
@@ -297,7 +297,7 @@ def test_seeds_in_training_and_blended_seeds_work_under_autocast(
 ) -> None:
     model, host, x = make_host("mlp")
     plain, _, _ = make_host("mlp")
-    place = lead_to(host, "blocks.0", Stage.TRAINING, blueprint="widen_large", style=style)
+    place = lead_to(host, "blocks.0", Stage.TRAINING, blueprint="low_rank", style=style)
     randomize(place.seed)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert same_bits(model(x), plain(x))
@@ -310,7 +310,7 @@ def test_seeds_in_training_and_blended_seeds_work_under_autocast(
 def test_a_seed_follows_the_mode_of_its_model() -> None:
     model, host, _ = make_host("conv")
     model.eval()
-    place = lead_to(host, "block_1", Stage.GERMINATED, blueprint="widen_small")
+    place = lead_to(host, "block_1", Stage.GERMINATED, blueprint="conv_small")
     assert not any(module.training for module in model.modules())
     model.train()
     assert all(module.training for module in place.modules())
@@ -363,7 +363,7 @@ def test_minus_zero_counts_as_zero() -> None:
 def test_probing_a_seed_does_not_change_its_statistics_or_mode(is_training: bool) -> None:
     model, host, _ = make_host("conv")
     model.train(is_training)
-    host.germinate("block_1", "widen_small")
+    host.germinate("block_1", "bottleneck")
     seed = host["block_1"].seed
     before = copy.deepcopy(seed.state_dict())
     assert host.advance("block_1").was_done

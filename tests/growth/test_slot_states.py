@@ -50,6 +50,8 @@ class Keeper:
     def __init__(self) -> None:
         self.present: set[str] = set()
         self.full: set[str] = set()
+        self.has_own_growth = False
+        self.can_scale = True
         self.log: list[str] = []
         self.problem: str | None = None
 
@@ -72,6 +74,12 @@ class Keeper:
         self.present.remove(slot)
         self.log.append("absorb")
         return 3
+
+    def starts_blended(self, slot: str) -> bool:
+        return self.has_own_growth
+
+    def can_blend(self, slot: str) -> bool:
+        return self.can_scale
 
     def is_full(self, slot: str) -> bool:
         return slot in self.full
@@ -476,7 +484,7 @@ def test_a_new_seed_can_be_committed_immediately(advances_alone: bool) -> None:
 
 def test_a_slot_whose_block_is_full_stays_fossilized() -> None:
     host = Host(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1, commits_at_once=True)
-    host.keeper.full = {"a"}
+    host.keeper.has_own_growth, host.keeper.full = True, {"a"}
     host.do(Op.GERMINATE)
     for _ in range(5):
         host.lives.tick(host.keeper)
@@ -484,3 +492,35 @@ def test_a_slot_whose_block_is_full_stays_fossilized() -> None:
     host.keeper.full = set()
     host.lives.tick(host.keeper)
     assert host.life.stage == Stage.DORMANT
+
+
+def test_units_and_blocks_are_blended_in_as_soon_as_they_germinate() -> None:
+    host = Host(embargo_epochs=1)
+    host.keeper.has_own_growth = True
+    host.do(Op.GERMINATE, tempo_epochs=3, alpha_target=1.0)
+    assert (host.life.stage, round(host.life.alpha, 3)) == (Stage.BLENDING, 0.333)
+    host.tick(2)
+    host.do(Op.ADVANCE)
+    host.tick()
+    host.do(Op.FOSSILIZE)
+    host.tick()
+    assert host.life == SlotLife(fossils=(Fossil("norm", BlendStyle.ADD_LINEAR, 1.0, 3),))
+
+
+@pytest.mark.parametrize(("commits_at_once", "can_scale"), [(True, True), (False, False)])
+def test_units_and_blocks_that_cannot_be_scaled_are_committed_as_they_germinate(
+    commits_at_once: bool, can_scale: bool
+) -> None:
+    host = Host(commits_at_once=commits_at_once)
+    host.keeper.has_own_growth, host.keeper.can_scale = True, can_scale
+    host.do(Op.GERMINATE, alpha_target=0.7)
+    assert (host.life.stage, host.life.alpha) == (Stage.FOSSILIZED, 0.7)
+    assert host.keeper.log == ["add norm", "commit"]
+
+
+def test_growth_that_would_change_the_model_stays_germinated() -> None:
+    host = Host()
+    host.keeper.has_own_growth, host.keeper.problem = True, "a weight is not finite"
+    host.do(Op.GERMINATE)
+    assert host.life.stage == Stage.GERMINATED
+    assert host.do(Op.ADVANCE) == "a weight is not finite"

@@ -135,11 +135,12 @@ def test_new_units_have_the_deviation_of_trained_weights() -> None:
         for parameter in model.parameters():
             parameter.mul_(3.0)
     esper.add_slots(model, ["0>2"], torch.randn(2, 20))
+    wanted = model[0].weight.square().mean().sqrt().item()
     slots(model).germinate("0>2", "widen_large")
-    seed = slots(model)["0>2"].seed
-    for layer, part in ((model[0].block, seed.rows), (model[2].block, seed.columns[0])):
-        wanted = layer.weight.square().mean().sqrt().item()
-        assert part.weight.square().mean().sqrt().item() == pytest.approx(wanted, rel=0.1)
+    old, new = model[0].weight.chunk(2, 0)
+    assert new.square().mean().sqrt().item() == pytest.approx(wanted, rel=0.1)
+    assert old.square().mean().sqrt().item() == pytest.approx(wanted)
+    assert not model[2].weight[:, 64:].any()
 
 
 def test_a_network_can_start_wider_more_than_once() -> None:

@@ -319,7 +319,6 @@ class HostSlots(Mapping[str, Slot]):
         """Take the seed out of the model, and the slot if nothing else is in it."""
         place = self[slot]
         if isinstance(place, SurgerySlot):
-            place.remove_scales()
             self._operate(place, -place.life.live_units, place.shrink)
             place.life.live_units = 0
             return
@@ -377,6 +376,7 @@ class HostSlots(Mapping[str, Slot]):
             )
         place.require_unchanged()
         edits = Edits(self.model)
+        self._remove_scales()  # of the sizes that layers have now; copies of blocks get none
         try:
             sizes = place.find_sizes(n_new) if has_configuration(self.model) else []
             change(edits)
@@ -387,10 +387,16 @@ class HostSlots(Mapping[str, Slot]):
                 listener(edits)
         except BaseException:
             edits.undo()
+            self.refresh()
             raise
         if self.journal is not None:
             self.journal.append(edits)
         self._notify((place.name,))
+
+    def _remove_scales(self) -> None:
+        for place in self._slots.values():
+            if isinstance(place, SurgerySlot):
+                place.remove_scales()
 
     def _follow(self, edits: Edits, place: UnitSlot | BlockSlot) -> None:
         """Let all slots know where their layers are now."""
@@ -413,9 +419,7 @@ class HostSlots(Mapping[str, Slot]):
         """Undo the changes of the journal but the first ones, exactly."""
         assert self.journal is not None, "the changes are kept"
         if len(self.journal) > n_kept:
-            for place in self._slots.values():
-                if isinstance(place, SurgerySlot):
-                    place.remove_scales()
+            self._remove_scales()
             while len(self.journal) > n_kept:
                 self.journal.pop().undo()
             self._notify(tuple(self))
@@ -492,9 +496,9 @@ class HostSlots(Mapping[str, Slot]):
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters that are the uncommitted seed's alone, by slot."""
         return {
-            name: slot.seed_parameters()
+            name: own
             for name, slot in self._slots.items()
-            if slot.life.is_growing
+            if slot.stage != Stage.FOSSILIZED and (own := slot.seed_parameters())
         }
 
     def grown_parameters(self) -> list[nn.Parameter]:

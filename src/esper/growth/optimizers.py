@@ -17,6 +17,7 @@ from esper.growth.host_slots import slots
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.surgery.carrying import carry_optimizers
 from esper.growth.surgery.edits import Edits
+from esper.lifecycle.stages import Stage
 
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 """Entries of a parameter group that hold learning rates, including those set by schedulers."""
@@ -135,7 +136,7 @@ class OptimizerKeeper:
             for parameter in self._joined[name]:
                 if id(parameter) not in kept:
                     self._remove(parameter)
-            own = slot.seed_parameters() if slot.life.is_growing else []
+            own = [] if slot.stage == Stage.FOSSILIZED else slot.seed_parameters()
             uncommitted = {id(parameter) for parameter in own}
             home = list(slot.block.parameters()) if wanted else []
             for parameter in wanted:

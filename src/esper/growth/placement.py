@@ -92,7 +92,7 @@ def add_slots(
         )
     names = _require_names(at)
     _require_runs(model, sample_input)
-    found = {n: module for n, module in named_modules(model).items() if n and n in names}
+    found = {n: module for n, module in module_names(model) if n and n in names}
     surgery = SurgerySites(model, sample_input) if len(found) < len(names) else None
     sites: list[SlotSite] = []
     for name in names:

@@ -13,7 +13,7 @@ from torch import nn
 
 import esper
 from esper.errors import SurgeryError
-from esper.growth.surgery.blocks import BlockList
+from esper.growth.surgery.places import BlockIdentity, BlockList
 from tests.growth.surgery.networks import Encoder, ResNet
 
 
@@ -84,7 +84,9 @@ def test_copies_are_spread_over_the_blocks_that_can_be_copied(
     length: int, n_new: int, data: st.DataObject
 ) -> None:
     able = data.draw(st.sets(st.integers(0, length - 1), min_size=1))
-    blocks = BlockList("b.*", "b", length, dict.fromkeys(sorted(able)), is_stack=False)  # pyright: ignore[reportArgumentType]
+    identity = BlockIdentity(zeroed=("last",))
+    identities = tuple(identity if index in able else None for index in range(length))
+    blocks = BlockList("b.*", "b", identities, is_stack=False)
     order = blocks.spread(n_new)
     assert len(order) == length + n_new
     assert sorted(set(order)) == list(range(length))
@@ -96,7 +98,7 @@ def test_copies_are_spread_over_the_blocks_that_can_be_copied(
 
 
 def test_blocks_that_take_turns_are_copied_in_pairs() -> None:
-    blocks = BlockList("b.*", "b", 4, dict.fromkeys(range(4)), is_stack=True)  # pyright: ignore[reportArgumentType]
+    blocks = BlockList("b.*", "b", (BlockIdentity(zeroed=("last",)),) * 4, is_stack=True)
     assert blocks.spread(2, period=2) == (0, 1, 2, 3, 2, 3)
     assert blocks.spread(4, period=2) == (0, 1, 0, 1, 2, 3, 2, 3)
     assert blocks.spread(3, period=2) == (0, 1, 2, 3)

@@ -44,6 +44,12 @@ class Keeper:
     def absorb_seed(self, slot: str) -> int:
         return 0
 
+    def starts_blended(self, slot: str) -> bool:
+        return False
+
+    def can_blend(self, slot: str) -> bool:
+        return True
+
     def is_full(self, slot: str) -> bool:
         return False
 

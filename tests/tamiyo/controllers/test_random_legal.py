@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.environment import GrowthVectorEnv, run_episodes
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
@@ -123,11 +122,10 @@ def test_most_episodes_of_16_epochs_reach_their_last_epoch() -> None:
 
 
 def test_many_hosts_commit_a_seed() -> None:
-    envs = GrowthVectorEnv("spirals", 64, autoreset=False, batches_per_epoch=1)
-
     def share(**options: Any) -> float:
-        results = run_episodes(envs, RandomController(**options), seed=0)
-        return float((results.op_counts[:, Op.FOSSILIZE] > 0).mean())
+        hosts = SimulatedHosts(SlotConfig(("a", "b")), 400)
+        hosts.run(RandomController(**options), 16)
+        return float(np.mean([any("fossilize" in op for op in log) for log in hosts.log]))
 
     assert share() >= 1 / 3
     assert share(op_weights={Op.PRUNE: 1.0, Op.SET_ALPHA_TARGET: 1.0}) < 0.15

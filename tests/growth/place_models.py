@@ -1,4 +1,4 @@
-"""Small models of the usual kinds, with the pairs of layers that can be widened in each."""
+"""Small models of the usual kinds, with the places of each whose units can become more."""
 
 from __future__ import annotations
 
@@ -186,13 +186,13 @@ class CalledTwice(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its pairs, and what is wrong with other producers."""
+    """A model with the slots for units that it can have, and what is wrong with other places."""
 
     build: Callable[[], nn.Module]
     sample: Callable[[int], Tensor]
-    pairs: tuple[str, ...]
+    places: tuple[str, ...]
     refused: dict[str, str]
-    """A pattern of the reason, by pair."""
+    """A pattern of the reason, by place."""
 
 
 def _normal(*shape: int) -> Callable[[int], Tensor]:
@@ -206,26 +206,28 @@ def _tokens(seed: int) -> Tensor:
 IMAGES, VECTORS, SEQUENCES = _normal(3, 1, 8, 8), _normal(4, 5), _normal(3, 5, 8)
 
 CASES = {
-    "flat": Case(flat_mlp, VECTORS, ("0>2", "2>4"), {"4>0": "'4' reach the model's output"}),
+    "flat": Case(flat_mlp, VECTORS, ("0>2", "2>4"), {"4>0": "reach the model's output"}),
     "lenet": Case(LeNet, IMAGES, ("conv_1>conv_2", "conv_2>full_1", "full_1>full_2"), {}),
     "fixed": Case(
-        FixedSize, IMAGES, ("conv_1>conv_2", "full_1>full_2"), {"conv_2>full_1": "54 .* 108"}
+        FixedSize,
+        IMAGES,
+        ("conv_1>conv_2", "full_1>full_2"),
+        {"conv_2>full_1": "fails with more units .*x54 .*a size is fixed"},
     ),
-    "vgg": Case(vgg, IMAGES, ("0>4", "4>10", "10>14"), {"1>4": "'1'.* BatchNorm2d"}),
+    "vgg": Case(vgg, IMAGES, ("0>4", "4>10", "10>14"), {"1>4": "no submodule, group"}),
     "resnet": Case(
         ResNet,
         IMAGES,
         (
-            "layers.0.conv1>layers.0.conv2",
-            "layers.1.conv1>layers.1.conv2",
+            # Each stage has a residual stream.
+            "stem+layers.0.conv2>layers.0.conv1+layers.1.conv1+layers.1.shortcut.0",
+            "layers.0.conv1>conv2",
+            "layers.1.conv1>conv2",
+            "layers.1.conv2>*",
             "layers.2.conv1>layers.2.conv2",
             "layers.2.conv2>layers.2.conv3",
         ),
-        {
-            "stem>layers.0.conv1+layers.1.conv1+layers.1.shortcut.0": "residual stream",
-            "layers.1.conv2>layers.2.conv1+fc": "residual stream",
-            "layers.2.conv3>fc": "residual stream",
-        },
+        {"layers.2.conv3>fc": "no submodule, group"},
     ),
     "unet": Case(
         UNet,
@@ -241,25 +243,18 @@ CASES = {
         ),
         {},
     ),
-    "pre_norm": Case(pre_norm, SEQUENCES, ("0.fc1>0.fc2",), {"0.fc2>1": "residual stream"}),
-    "encoder": Case(
-        encoder,
-        SEQUENCES,
-        ("0.linear1>0.linear2", "1.linear1>1.linear2"),
-        {"1.linear2>0.linear1": r"'1\.norm2' \(LayerNorm\).* across"},
-    ),
-    "gru": Case(
-        lambda: RecurrentHead(nn.GRU), SEQUENCES, ("fc1>fc2",), {"embed>fc1": r"'rnn' \(GRU\)"}
-    ),
+    "pre_norm": Case(pre_norm, SEQUENCES, ("0.fc1>0.fc2",), {"0.fc2>1": "fails with more units"}),
+    "encoder": Case(encoder, SEQUENCES, ("*.linear1>linear2",), {"0.norm2>1.linear1": "no submod"}),
+    "gru": Case(lambda: RecurrentHead(nn.GRU), SEQUENCES, ("embed>rnn", "rnn>fc1", "fc1>fc2"), {}),
     "lstm": Case(
-        lambda: RecurrentHead(nn.LSTM), SEQUENCES, ("fc1>fc2",), {"embed>fc1": r"'rnn' \(LSTM\)"}
+        lambda: RecurrentHead(nn.LSTM), SEQUENCES, ("embed>rnn", "rnn>fc1", "fc1>fc2"), {}
     ),
-    "tied": Case(TiedEmbeddings, _tokens, ("up>down",), {"down>head": "'head' .*shares a weight"}),
-    "softmax": Case(Softmax, VECTORS, (), {"a>b": "'b' .*mixes"}),
+    "tied": Case(TiedEmbeddings, _tokens, ("up>down",), {"down>head": "shares a tensor .*tied"}),
+    "softmax": Case(Softmax, VECTORS, (), {"a>b": "'b' does not read .*'a'.* mixes"}),
     "twice": Case(CalledTwice, VECTORS, (), {"a>b": "'a' is called 2 times"}),
 }
 
-GROWABLE = [name for name, case in CASES.items() if case.pairs]
+GROWABLE = [name for name, case in CASES.items() if case.places]
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
