@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.populations.stacked_slots import StackedSeed
 from torch import nn
 
 import esper
@@ -38,7 +39,6 @@ from esper.growth.blueprints.registry import Blueprint, SeedForm, register_bluep
 from esper.growth.host_slots import slots
 from esper.growth.sites import SlotSite, TensorKind
 from esper.lifecycle.stages import Stage
-from esper.populations.stacked_slots import StackedSeed
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy.action_spec import ActionSpec

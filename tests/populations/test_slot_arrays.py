@@ -50,14 +50,11 @@ def assert_arrays_follow(population: Population) -> None:
             assert arrays.n_fossils[at] == len(life.fossils)
             assert arrays.fossil_units[at] == sum(fossil.units for fossil in life.fossils)
             model = population.model(host) if life.fossils or life.has_seed else nn.Module()
-            for part, column_of in (("fossils", "fossil_parameters"), ("seed", "parameters")):
-                sizes = [
-                    p.numel()
-                    for name, p in model.named_parameters()
-                    if name.startswith((f"{slot}.{part}.", f"{slot}.gate." * (part == "seed")))
-                    and (part == "fossils" or not name.startswith(f"{slot}.fossils."))
-                ]
-                assert getattr(arrays, column_of)[at] == sum(sizes)
+            names = {n: p.numel() for n, p in model.named_parameters()}
+            fossils = sum(size for n, size in names.items() if n.startswith(f"{slot}.fossils."))
+            own = (f"{slot}.seed.", f"{slot}.gate.")
+            assert arrays.fossil_parameters[at] == fossils
+            assert arrays.parameters[at] == sum(names[n] for n in names if n.startswith(own))
             if life.has_seed and life.alpha > 0:
                 assert arrays.alpha_target[at] == schedule.target
 
