@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from esper.populations.stacked_slots import StackedSeed
 from torch import nn
 
 import esper
@@ -594,8 +593,6 @@ def test_a_blueprint_that_raises_is_named(
         model(X)
     with pytest.raises(SlotError, match=r"'own' raised ZeroDivisionError"):
         registry.find_blueprint("own").build_seed(calls[0])
-    with pytest.raises(SlotError, match="FailingSeed raised ZeroDivisionError"):
-        StackedSeed(SeedForm.SERIAL, FailingSeed(4, 0), lambda module, rows: module).run(X)
 
 
 def test_a_blueprint_that_makes_no_module_is_named(

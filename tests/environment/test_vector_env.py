@@ -125,7 +125,7 @@ def test_the_same_seed_gives_the_same_trajectory_to_the_bit(task: str, form: str
 
 def test_it_equals_single_environments_side_by_side() -> None:
     short = {**TINY, "n_epochs": 6}
-    envs = make_envs(3, form="torch", **short)
+    envs = make_envs(3, **short)
     singles = SyncVectorEnv(
         [lambda: GrowthEnv("spirals", **short)] * 3, autoreset_mode=AutoresetMode.SAME_STEP
     )

@@ -1,7 +1,7 @@
 """The hosts of episodes: what was drawn for each, and the population that trains them.
 
-Hosts may be of several designs. Their slots are padded to the number of the hosts with the most: the
-slots that a host lacks are dormant for ever and no blueprint fits them.
+Hosts may be of several designs. Their slots are padded to the number of the hosts with the most:
+the slots that a host lacks are dormant for ever and no blueprint fits them.
 
 Shapes: N = hosts, S = slots.
 """
@@ -59,7 +59,8 @@ class Hosts:
                 f"use at least {n_designs} environments, or a task with one design, such as "
                 "digits-family with host='mlp'."
             )
-        self.task, self._final_split = task, final_split
+        self.task = task
+        self._final_split: FinalSplit = final_split
         counts = task.share_out(self.n_hosts)
         pairs = zip(task.designs, counts, strict=True)
         self.designs: list[Task] = [design for design, count in pairs for _ in range(count)]

@@ -107,8 +107,8 @@ class Evaluation:
 class Population:
     """Hosts that are trained independently of one another.
 
-    The compiled kernel trains many at a time; torch trains those that the kernel cannot express, one
-    after another. Results do not depend on which hosts are trained together.
+    The compiled kernel trains many at a time; torch trains those that the kernel cannot express,
+    one after another. Results do not depend on which hosts are trained together.
     """
 
     def __init__(
@@ -280,14 +280,14 @@ class Population:
             is_compiled = np.zeros(len(some), np.bool_)
             if self.form != "torch":
                 is_compiled = self._vector_hosts.can_evaluate(some, ablation)
-            if is_compiled.any():
-                at = np.array(indices)[is_compiled]
-                compiled = [chosen[index] for index in at.tolist()]
+            pairs = list(zip(indices, is_compiled.tolist(), strict=True))
+            if at := [index for index, flag in pairs if flag]:
+                compiled = [chosen[index] for index in at]
                 found = self._vector_hosts.evaluate(compiled, split, ablation)
                 losses[at], metrics[at] = found
-            for index in np.array(indices)[~is_compiled].tolist():
-                found = self._hosts[chosen[index]].evaluate_in_torch(split, ablation)
-                losses[index], metrics[index] = found
+            for index in (index for index, flag in pairs if not flag):
+                measured = self._hosts[chosen[index]].evaluate_in_torch(split, ablation)
+                losses[index], metrics[index] = measured
         return Evaluation(losses, metrics, flops)
 
     def _slot_name(self, host: int, slot: str | int | None) -> str | None:

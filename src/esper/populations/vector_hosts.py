@@ -61,7 +61,7 @@ class VectorHosts:
     """The hosts of a population as jobs of the kernel."""
 
     def __init__(self, hosts: list[Host], alphas: Floats) -> None:
-        """Follow hosts, whose entries may be replaced, and the alphas of their slots, ``[N, S]``."""
+        """Follow hosts, whose entries may be replaced, and their slots' alphas, ``[N, S]``."""
         self._hosts, self._alphas = hosts, alphas
         self._jobs = np.zeros((2, len(hosts)), _JOBS)
         """What is always the same, by what is done; without a plan if the kernel cannot do it."""

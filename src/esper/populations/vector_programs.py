@@ -1,9 +1,9 @@
 """Translating a host into a program for the compiled kernel.
 
-A program is a list of ops on values; a value is a layer's output for a batch, and the first value is
-the input. A host is read twice: its modules give *steps*, which say in what order known layers use
-which parameters, and the steps give a program once the shapes are known. Hosts with equal steps and
-shapes share a program. A host with any other module has none and is computed by torch.
+A program is a list of ops on values; a value is a layer's output for a batch, and the first value
+is the input. A host is read in two stages: its modules give *steps*, which say in what order known
+layers use which parameters, and the steps give a program once the shapes are known. Hosts with
+equal steps and shapes share a program. A host with any other module has none: torch computes it.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class TensorTable:
         """Number of all numbers."""
 
     def _add(self, module: nn.Module, known: set[int]) -> None:
-        """Add the tensors of a module, each once; torch's own iteration takes several times as long."""
+        """Add the tensors of a module, each once, much faster than torch's own iteration."""
         own = module.__dict__
         for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
             if tensor is None or id(tensor) in known:
@@ -250,7 +250,7 @@ class _Reader:
             output = self.add(OpKind.ADD, source, other=output)
         return output
 
-    def parameter(self, parameter: nn.Parameter | None) -> int:
+    def parameter(self, parameter: Tensor | None) -> int:
         """Return the index of a parameter; -1 for None."""
         if parameter is None:
             return -1
@@ -423,8 +423,10 @@ class _Writer:
         to = self._add_value(shape)
         weight, bias = (self._use(index) for index in (step.weight, step.bias))
         self.ops.append(
-            (int(step.kind), to, source, other, weight, bias, is_detached, step.slot)
-            + (height, width, groups, mean, variance, repeat, step.number, step.momentum)
+            (
+                *(int(step.kind), to, source, other, weight, bias, is_detached, step.slot),
+                *(height, width, groups, mean, variance, repeat, step.number, step.momentum),
+            )
         )
         return to
 
