@@ -6,13 +6,13 @@ import copy
 from functools import partial
 
 import torch
+from esper.populations.host_models import CostTable
 from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig, HostConfig
 from esper.growth.host_slots import slots
 from esper.growth.hosts import build_host, make_host, sample_input, slot_names
 from esper.growth.placement import add_slots
-from esper.populations.host_models import CostTable
 from host_designs import HOSTS
 from populations import BLUEPRINTS, STAGES, actions_to
 from resnet import BLOCKS, ResNet

@@ -38,7 +38,6 @@ from esper.growth.blueprints.registry import Blueprint, SeedForm, register_bluep
 from esper.growth.host_slots import slots
 from esper.growth.sites import SlotSite, TensorKind
 from esper.lifecycle.stages import Stage
-from esper.populations.stacked_slots import StackedSeed
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy.action_spec import ActionSpec
@@ -594,8 +593,6 @@ def test_a_blueprint_that_raises_is_named(
         model(X)
     with pytest.raises(SlotError, match=r"'own' raised ZeroDivisionError"):
         registry.find_blueprint("own").build_seed(calls[0])
-    with pytest.raises(SlotError, match="FailingSeed raised ZeroDivisionError"):
-        StackedSeed(SeedForm.SERIAL, FailingSeed(4, 0), lambda module, rows: module).run(X)
 
 
 def test_a_blueprint_that_makes_no_module_is_named(

@@ -24,7 +24,6 @@ from esper.errors import (
 )
 from esper.growth.host_slots import HostSlots, slots
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.populations.stacked import StackedKeeper
 from tests.environment.worlds import TINY, choose, life_of_a_seed, make_env
 
 
@@ -111,8 +110,7 @@ def test_a_seed_that_must_not_start_is_a_flagged_wait(monkeypatch: pytest.Monkey
     *_, info = env.step(grow)
     assert info["was_refused"] is False
     with monkeypatch.context() as patch:
-        for keeper in (HostSlots, StackedKeeper):
-            patch.setattr(keeper, "find_start_problem", lambda *_: "not finite")
+        patch.setattr(HostSlots, "find_start_problem", lambda *_: "not finite")
         observation, *_, info = env.step(go)
     assert info["was_refused"] is True
     assert info["illegal_action"] is False
@@ -260,8 +258,8 @@ def test_observations_describe_the_task() -> None:
 def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(TaskError, match="Did you mean 'spirals'"):
         GrowthEnv("spiral")
-    with pytest.raises(ConfigError, match=r"form is 'stack'.*Did you mean 'stacked'"):
-        make_env(form="stack")
+    with pytest.raises(ConfigError, match=r"form is 'compile'.*Did you mean 'compiled'"):
+        make_env(form="compile")
     with pytest.raises(ConfigError, match="purpose is 'play'"):
         make_env(purpose="play")
     with pytest.raises(ConfigError, match="final_split is 'train'"):

@@ -19,7 +19,7 @@ from esper.environment.episodes import StepResult
 from esper.growth.export import export
 from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import Op
-from esper.populations.factory import Form
+from esper.populations import Form
 from esper.tamiyo import Controller, RandomController, grow_everywhere
 
 N_HOSTS = 4
@@ -91,7 +91,7 @@ def run(
     return envs, results, [[a, *rest] for a, rest in zip(first, histories, strict=True)]
 
 
-@pytest.mark.parametrize("form", ["sequential", "stacked"])
+@pytest.mark.parametrize("form", ["torch", "auto"])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 )
@@ -121,7 +121,7 @@ def test_a_blended_seed_is_kept_at_the_end_without_ever_being_fossilized() -> No
     assert max(kept) > 0
 
 
-@pytest.mark.parametrize("form", ["sequential", "stacked"])
+@pytest.mark.parametrize("form", ["torch", "auto"])
 def test_a_host_that_keeps_its_state_ends_as_it_is_scored(form: Form) -> None:
     envs, results, _ = run(EAGER, 1, form, keeps_states=True)
     population = envs.growth.population
@@ -133,7 +133,7 @@ def test_a_host_that_keeps_its_state_ends_as_it_is_scored(form: Form) -> None:
 
 
 def test_the_rewards_of_an_episode_sum_to_the_settled_score_minus_its_costs() -> None:
-    envs, results, _ = run(EAGER, 3, "stacked")
+    envs, results, _ = run(EAGER, 3, "auto")
     price = envs.task.budget.flop_price
     records = envs.growth.records
     costs = price * results.flops - records.paid_rent - records.paid_penalty

@@ -50,7 +50,7 @@ def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
     return met
 
 
-@pytest.mark.parametrize("form", ["stacked", "sequential"])
+@pytest.mark.parametrize("form", ["auto", "torch"])
 def test_slot_sizes_are_those_of_the_host_not_of_the_design(form: str) -> None:
     envs = GrowthVectorEnv("digits-family", 6, form=form, n_epochs=2, batches_per_epoch=1)
     observations, _ = envs.reset(seed=0)

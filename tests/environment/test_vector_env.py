@@ -27,7 +27,6 @@ from esper.growth.hosts import HostMaker
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.stages import Stage
-from esper.populations.stacked import StackedKeeper
 from esper.simic import PPO, Callback
 from esper.simic.agent import PPOAgent
 from esper.simic.policy import RecurrentPolicy
@@ -42,7 +41,7 @@ from tests.environment.worlds import (
     wait,
 )
 
-FORMS = ["sequential", "stacked"]
+FORMS = ["torch", "auto"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -105,10 +104,10 @@ def assert_same_trace(first: list[tuple[Any, ...]], second: list[tuple[Any, ...]
 @pytest.mark.parametrize(
     ("task", "form"),
     [
-        ("spirals", "sequential"),
-        ("digits-family", "stacked"),
-        pytest.param("spirals", "stacked", marks=pytest.mark.slow),
-        pytest.param("digits-family", "sequential", marks=pytest.mark.slow),
+        ("spirals", "torch"),
+        ("digits-family", "auto"),
+        pytest.param("spirals", "auto", marks=pytest.mark.slow),
+        pytest.param("digits-family", "torch", marks=pytest.mark.slow),
     ],
 )
 def test_the_same_seed_gives_the_same_trajectory_to_the_bit(task: str, form: str) -> None:
@@ -126,7 +125,7 @@ def test_the_same_seed_gives_the_same_trajectory_to_the_bit(task: str, form: str
 
 def test_it_equals_single_environments_side_by_side() -> None:
     short = {**TINY, "n_epochs": 6}
-    envs = make_envs(3, form="sequential", **short)
+    envs = make_envs(3, **short)
     singles = SyncVectorEnv(
         [lambda: GrowthEnv("spirals", **short)] * 3, autoreset_mode=AutoresetMode.SAME_STEP
     )
@@ -165,7 +164,7 @@ def test_both_forms_of_populations_give_the_same_trajectory() -> None:
             np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("form", [pytest.param("sequential", marks=pytest.mark.slow), "stacked"])
+@pytest.mark.parametrize("form", [pytest.param("torch", marks=pytest.mark.slow), "auto"])
 def test_a_loaded_state_continues_bit_for_bit_from_any_step(form: str, tmp_path: Path) -> None:
     # With the default growth rules, under which every stage lasts at least an epoch.
     task = replace(make_task("digits-family", n_epochs=9, batches_per_epoch=1), growth=None)
@@ -451,8 +450,7 @@ def test_elapsed_time_is_part_of_the_state(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_info_gives_the_reason_of_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for keeper in (HostSlots, StackedKeeper):
-        monkeypatch.setattr(keeper, "find_start_problem", lambda *_: "not finite")
+    monkeypatch.setattr(HostSlots, "find_start_problem", lambda *_: "not finite")
     envs = make_envs(2)
     envs.reset(seed=0)
     grow, go, *_ = life_of_a_seed(envs.slot_config)

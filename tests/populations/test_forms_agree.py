@@ -24,9 +24,21 @@ from esper.lifecycle.factored_actions import (
     GrowthAction,
     Op,
 )
-from esper.populations import Population, SequentialPopulation, StackedPopulation
+from esper.populations import Population
 from esper.populations.host_data import BatchOrder
-from tests.populations.worlds import CNN, CONFIGS, MLP, Builder, apply_all, make_specs, to_double
+from tests.populations.worlds import (
+    CNN,
+    CONFIGS,
+    FORMS,
+    MLP,
+    Builder,
+    Make,
+    apply_all,
+    compiled,
+    in_torch,
+    make_specs,
+    to_double,
+)
 
 SIZES = (40, 40, 24, 7)
 ONE_DESIGN = ["cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "gpt"))]
@@ -35,11 +47,11 @@ ONE_DESIGN = ["cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("
 
 def make_pair(
     design: str, config: PopulationConfig, dtype: torch.dtype, sizes: tuple[int, ...] = SIZES
-) -> tuple[SequentialPopulation, StackedPopulation]:
+) -> tuple[Population, Population]:
     specs = make_specs(CONFIGS[design], sizes)
     specs = to_double(specs) if dtype == torch.float64 else specs
     build = Builder(CONFIGS[design], dtype)
-    return SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config)
+    return in_torch(build, specs, config), compiled(build, specs, config)
 
 
 def assert_same_state(first: Population, second: Population, tolerance: float) -> None:
@@ -202,15 +214,13 @@ def test_both_forms_accept_and_reject_the_same_random_actions(design: str) -> No
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (SequentialPopulation, StackedPopulation),
-        (StackedPopulation, SequentialPopulation),
-        (StackedPopulation, StackedPopulation),
-        pytest.param(SequentialPopulation, SequentialPopulation, marks=pytest.mark.slow),
+        FORMS,
+        (compiled, in_torch),
+        (compiled, compiled),
+        pytest.param(in_torch, in_torch, marks=pytest.mark.slow),
     ],
 )
-def test_a_state_continues_in_either_form(
-    source: type[Population], target: type[Population]
-) -> None:
+def test_a_state_continues_in_either_form(source: Make, target: Make) -> None:
     specs = make_specs(MLP, SIZES)
     config = PopulationConfig(batch_size=8)
     script = life_script(slot_names(MLP), BLUEPRINT_PAIRS["mlp"][0])
@@ -241,7 +251,7 @@ def test_hosts_with_different_styles_and_stages_can_share_a_slot() -> None:
     specs = to_double(make_specs(MLP, (8,) * 14))
     config = PopulationConfig(batch_size=8, learning_rate=0.02)
     build = Builder(MLP, torch.float64)
-    pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))
+    pair = (in_torch(build, specs, config), compiled(build, specs, config))
     slot = pair[0].slot_config.slot_ids[0]
     germinate = [
         act(Op.GERMINATE, slot, blueprint=blueprints[host % 7], style=STYLES[host % 4])
@@ -270,7 +280,7 @@ def test_sgd_without_momentum_has_no_state_in_either_form() -> None:
     config = PopulationConfig(optimizer="sgd", momentum=0.0, batch_size=8, learning_rate=0.05)
     pair = make_pair("mlp", config, torch.float64)
     run_together(pair, life_script(["blocks.0", "blocks.1"], ("mlp_small", "norm")), 1e-9)
-    assert not [name for name in pair[0].get_state(0).tensors if name.startswith("moments/")]
+    assert not [name for name in pair[0].get_state(0).tensors if name.startswith("optimizer/")]
     for source, target in (pair, pair[::-1]):
         target.load_state_dict(source.state_dict())
         assert_same_state(*pair, tolerance=1e-9)
@@ -283,7 +293,7 @@ def test_a_last_batch_that_ruins_a_host_is_undone_in_both_forms(design: str) -> 
     specs[1] = dataclasses.replace(specs[1], learning_rate=1e4)
     config = PopulationConfig(optimizer="sgd", batch_size=8, learning_rate=0.01)
     build = Builder(CONFIGS[design], torch.float64)
-    pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))
+    pair = (in_torch(build, specs, config), compiled(build, specs, config))
     initial = pair[0].get_state(1).tensors
     before = pair[0].evaluate().losses
     for epoch in range(3):
@@ -307,7 +317,7 @@ def test_both_forms_judge_from_the_first_batch_on(
     specs[1].data.train_inputs[5] *= 1e12  # one of three batches in each epoch
     config = PopulationConfig(batch_size=8)
     build = Builder(MLP, torch.float64)
-    pair = (SequentialPopulation(build, specs, config), StackedPopulation(build, specs, config))
+    pair = (in_torch(build, specs, config), compiled(build, specs, config))
     initial = pair[0].get_state(1).tensors
     for _ in range(3):
         reports = [population.train_epoch() for population in pair]
@@ -337,12 +347,12 @@ def test_checking_the_last_state_of_an_epoch_changes_no_buffer() -> None:
         optimizer.step()
     expected = dict(model.named_buffers())
     assert expected
-    for form in (SequentialPopulation, StackedPopulation):
+    for form in FORMS:
         population = form(build, specs, config)
         population.train_epoch()
         found = population.get_state(0).tensors
         for name, buffer in expected.items():
-            torch.testing.assert_close(found[f"host/{name}"], buffer)
+            torch.testing.assert_close(found[f"model/{name}"], buffer)
 
 
 class _Counting(nn.Module):
@@ -367,10 +377,10 @@ def test_checking_the_last_state_does_not_count_as_a_batch() -> None:
         return add_slots(_Counting(), ["block"], torch.randn(2, 6))
 
     specs = make_specs(MLP, (24,))
-    population = SequentialPopulation(build, specs, PopulationConfig(batch_size=8))
+    population = in_torch(build, specs, PopulationConfig(batch_size=8))
     for epoch in range(1, 3):
         population.train_epoch()
-        assert population.get_state(0).tensors["host/count"] == 3 * epoch
+        assert population.get_state(0).tensors["model/count"] == 3 * epoch
     order, mean = BatchOrder(0, 24, 8), torch.zeros(6)
     for batch in (*order.draw_epoch(), *order.draw_epoch()):
         mean = 0.5 * mean + 0.5 * specs[0].data.train_inputs[torch.from_numpy(batch)].mean(0)

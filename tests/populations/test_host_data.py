@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from esper.config.growth import PopulationConfig
 from esper.errors import ShapeError
-from esper.populations import HostData, HostSpec, SequentialPopulation, StackedPopulation
+from esper.populations import HostData, HostSpec
 from esper.populations.host_data import BatchOrder
-from tests.populations.worlds import MLP, Builder, make_data
+from tests.populations.worlds import (
+    FORMS,
+    MLP,
+    Builder,
+    Make,
+    make_data,
+)
 
 
 @given(
@@ -43,16 +49,16 @@ def test_a_batch_order_continues_from_its_state() -> None:
     np.testing.assert_array_equal(order.draw_epoch(), twin.draw_epoch())
 
 
-@pytest.mark.parametrize("form", [SequentialPopulation, StackedPopulation])
-def test_epochs_can_have_the_same_length_for_different_sample_counts(form: type) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_epochs_can_have_the_same_length_for_different_sample_counts(form: Make) -> None:
     specs = [HostSpec(seed=n, data=make_data(MLP, n, n)) for n in (9, 40)]
     population = form(Builder(MLP), specs, PopulationConfig(batch_size=8, batches_per_epoch=3))
     report = population.train_epoch()
-    assert report.flops[0] == report.flops[1] == 3 * 8 * population.costs.host_training
+    assert report.flops[0] == report.flops[1] == 3 * 8 * population.costs_of(0).host_training
 
 
-@pytest.mark.parametrize("form", [SequentialPopulation, StackedPopulation])
-def test_the_final_split_is_evaluated_separately(form: type) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_the_final_split_is_evaluated_separately(form: Make) -> None:
     data, other = make_data(MLP, 16, 0), make_data(MLP, 30, 1)
     with_final = HostData(
         data.train_inputs,

@@ -13,22 +13,21 @@ from esper.errors import ConfigError
 from esper.growth.blueprints import SeedForm
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.footprint import forward_flops, training_step_flops
-from esper.growth.host_slots import slots
-from esper.growth.hosts import make_host
-from esper.growth.placement import add_slots, attach_slots
+from esper.growth.placement import add_slots
 from esper.growth.sites import TensorKind
-from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import (
     HostData,
     HostSpec,
-    Population,
-    SequentialPopulation,
-    StackedPopulation,
     make_population,
 )
-from tests.populations.worlds import MLP, Builder, make_specs
-
-FORMS = [SequentialPopulation, StackedPopulation]
+from tests.populations.worlds import (
+    FORMS,
+    MLP,
+    Builder,
+    Make,
+    in_torch,
+    make_specs,
+)
 
 
 def build_plain(seed: int) -> nn.Module:
@@ -45,7 +44,7 @@ def build_seeding(seed: int) -> nn.Module:
 @pytest.mark.parametrize("build", [build_plain, build_seeding])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_seed_determines_hosts_that_draw_from_the_default_generator(
-    form: type[Population], build: Callable[[int], nn.Module]
+    form: Make, build: Callable[[int], nn.Module]
 ) -> None:
     specs = make_specs(MLP, (8, 8))
     torch.manual_seed(1)
@@ -60,7 +59,7 @@ def test_the_seed_determines_hosts_that_draw_from_the_default_generator(
     for host in range(2):
         for name, tensor in first.get_state(host).tensors.items():
             assert torch.equal(tensor, second.get_state(host).tensors[name])
-    weights = [first.get_state(host).tensors["host/0.weight"] for host in range(2)]
+    weights = [first.get_state(host).tensors["model/0.weight"] for host in range(2)]
     assert torch.equal(*weights) == (build is build_seeding)
 
 
@@ -86,7 +85,7 @@ def test_costs_depend_on_a_hosts_own_samples() -> None:
         return add_slots(_Recurrent(), ["block"], torch.zeros(2, 5, 4))
 
     specs = [_sequences(5, 0), _sequences(10, 1)]
-    population = SequentialPopulation(build, specs)
+    population = in_torch(build, specs)
     population.restart(0, _sequences(20, 2))
     for host, length in enumerate((20, 10)):
         sample = torch.zeros(2, length, 4)
@@ -95,37 +94,9 @@ def test_costs_depend_on_a_hosts_own_samples() -> None:
         assert table.host_training == training_step_flops(build(0), sample) / 2
 
 
-def test_seed_costs_depend_on_a_hosts_own_sites() -> None:
-    class _Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-            self.block = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6))
-            self.head = nn.Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.block(self.second(self.first(x))))
-
-    def build(seed: int) -> nn.Module:
-        return add_slots(_Model(), ["block"], torch.zeros(2, 6))
-
-    def build_narrow(seed: int) -> nn.Module:
-        # The same tensors, with a site that says of less that it passes.
-        (site,) = slots(build(seed)).sites
-        model = _Model()
-        attach_slots(model, [replace(site, path=None)])
-        slots(model).lives.slot_config = slots(build(seed)).slot_config
-        return model
-
-    specs = make_specs(MLP, (8, 8))
-    population = SequentialPopulation(build, [specs[0], replace(specs[1], build=build_narrow)])
-    assert population.costs_of(0) is not population.costs_of(1)
-    assert population.costs_of(0)._sites != population.costs_of(1)._sites
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_blueprint_registered_after_the_population_is_rejected(
-    form: type[Population], monkeypatch: pytest.MonkeyPatch
+    form: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
     specs = make_specs(MLP, (8, 8))
@@ -144,26 +115,3 @@ def test_a_blueprint_registered_after_the_population_is_rejected(
         population.restart(0, specs[1])
     for name, tensor in population.get_state(0).tensors.items():
         assert torch.equal(tensor, before[name])
-
-
-@pytest.mark.parametrize("change", ["seed_limit", "enabled", "allow_finish"])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_host_with_other_slot_settings_is_rejected_by_name(
-    form: type[Population], change: str
-) -> None:
-    values = {"seed_limit": 1, "enabled": frozenset({"blocks.1"}), "allow_finish": False}
-
-    def build(seed: int) -> nn.Module:
-        model = make_host(MLP, seed=seed)
-        lives = slots(model).lives
-        config: SlotConfig = replace(lives.slot_config, **{change: values[change]})
-        lives.slot_config = config
-        return model
-
-    specs = make_specs(MLP, (8, 8))
-    form(build, specs)
-    with pytest.raises(ConfigError, match=rf"host 1 .*{change}"):
-        form(Builder(MLP), [specs[0], replace(specs[1], build=build)])
-    population = form(Builder(MLP), specs)
-    with pytest.raises(ConfigError, match=rf"host 0 .*{change}"):
-        population.restart(0, replace(specs[1], build=build))

@@ -9,18 +9,22 @@ import torch
 from esper.config.growth import GrowthConfig, PopulationConfig
 from esper.errors import IllegalActionError, SlotError
 from esper.growth.export import export
+from esper.growth.footprint import training_step_flops
 from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import (
     FirstSeed,
     Population,
-    SequentialPopulation,
-    StackedPopulation,
 )
 from tests.populations.test_forms_agree import assert_same_state, make_pair
-from tests.populations.worlds import MLP, Builder, make_specs
+from tests.populations.worlds import (
+    FORMS,
+    MLP,
+    Builder,
+    Make,
+    make_specs,
+)
 
-FORMS = (SequentialPopulation, StackedPopulation)
 CONFIG = PopulationConfig(batch_size=8, learning_rate=0.01)
 
 
@@ -40,7 +44,7 @@ def wide_and_gated(number: int = 0) -> list[FirstSeed]:
     ]
 
 
-def make(form: type[Population]) -> Population:
+def make(form: Make) -> Population:
     eager = GrowthConfig(min_training_epochs=0)
     return form(Builder(MLP), make_specs(MLP, (40, 24)), CONFIG, growth_config=eager)
 
@@ -56,7 +60,7 @@ def grow(population: Population, host: int, actions: list[GrowthAction]) -> None
 
 @pytest.mark.parametrize("form", FORMS)
 def test_planted_seeds_have_the_weights_of_grown_ones_and_are_blended_immediately(
-    form: type[Population],
+    form: Make,
 ) -> None:
     planted, grown = make(form), make(form)
     planted.plant(1, wide_and_gated())
@@ -74,12 +78,14 @@ def test_planted_seeds_have_the_weights_of_grown_ones_and_are_blended_immediatel
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_number_of_a_seed_determines_its_weights(form: type[Population]) -> None:
+def test_the_number_of_a_seed_determines_its_weights(form: Make) -> None:
     planted, grown = make(form), make(form)
     planted.plant(0, [FirstSeed(action=germinate("blocks.0", "widen_small"), number=1)])
     grow(grown, 0, [germinate(f"blocks.{index}", "widen_small") for index in (1, 0)])
-    theirs = grown.get_state(0).part("seed/blocks.0")
-    for name, tensor in planted.get_state(0).part("seed/blocks.0").items():
+    theirs = grown.get_state(0).tensors
+    seeds = {n: t for n, t in planted.get_state(0).tensors.items() if "blocks.0.seed." in n}
+    assert seeds
+    for name, tensor in seeds.items():
         assert torch.equal(tensor, theirs[name])
 
 
@@ -95,15 +101,13 @@ def test_both_forms_agree_on_planted_hosts_and_their_costs(design: str) -> None:
         reports = [population.train_epoch() for population in pair]
         np.testing.assert_allclose(reports[0].flops, reports[1].flops)
     assert_same_state(*pair, 1e-9)
-    costs = pair[0].costs_of(0)
-    order = pair[0].orders[0]
-    work = costs.seed_work("blocks.1", blueprint, False)
-    per_sample = costs.host_training + work.blended
+    order, model = pair[0].orders[0], pair[0].model(0)
+    per_sample = training_step_flops(model, pair[0].specs[0].data.train_inputs[:1])
     assert reports[0].flops[0] == pytest.approx(per_sample * order.n_batches * order.batch_size)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_host_with_a_planted_widening_trains_like_a_wider_network(form: type[Population]) -> None:
+def test_a_host_with_a_planted_widening_trains_like_a_wider_network(form: Make) -> None:
     population = make(form)
     population.plant(
         0,
@@ -131,7 +135,7 @@ def test_a_host_with_a_planted_widening_trains_like_a_wider_network(form: type[P
 
 @pytest.mark.parametrize("form", FORMS)
 def test_planting_is_rejected_after_training_and_where_it_does_not_fit(
-    form: type[Population],
+    form: Make,
 ) -> None:
     population = make(form)
     with pytest.raises(IllegalActionError, match="does not fit"):
@@ -142,7 +146,7 @@ def test_planting_is_rejected_after_training_and_where_it_does_not_fit(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_committed_only_evaluation_leaves_out_every_other_seed(form: type[Population]) -> None:
+def test_committed_only_evaluation_leaves_out_every_other_seed(form: Make) -> None:
     population = make(form)
     population.plant(0, wide_and_gated()[:1])
     population.apply(0, germinate("blocks.1", "mlp_large"))

@@ -13,12 +13,9 @@ from esper.errors import (
     IllegalActionError,
     ShapeError,
     SlotError,
-    UnsupportedHostError,
 )
 from esper.growth.blueprints import registry as blueprint
 from esper.growth.host_slots import slots
-from esper.growth.hosts import make_host
-from esper.growth.modules import count_parameters
 from esper.growth.placement import add_slots
 from esper.growth.sites import TensorKind
 from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op
@@ -27,12 +24,18 @@ from esper.populations import (
     HostData,
     HostSpec,
     Population,
-    SequentialPopulation,
-    StackedPopulation,
 )
-from tests.populations.worlds import CNN, MLP, Builder, make_data, make_specs
+from tests.populations.worlds import (
+    CNN,
+    FORMS,
+    MLP,
+    Builder,
+    Make,
+    in_torch,
+    make_data,
+    make_specs,
+)
 
-FORMS = [SequentialPopulation, StackedPopulation]
 CONFIG = PopulationConfig(batch_size=8)
 
 
@@ -55,7 +58,7 @@ def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor])
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_training_improves_every_host(form: type[Population]) -> None:
+def test_training_improves_every_host(form: Make) -> None:
     config = PopulationConfig(batch_size=8, learning_rate=0.01)
     population = form(Builder(MLP), make_specs(MLP, (64, 48, 64)), config)
     before = population.evaluate("train")
@@ -69,7 +72,7 @@ def test_training_improves_every_host(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_host_does_not_depend_on_its_neighbours(form: type[Population]) -> None:
+def test_a_host_does_not_depend_on_its_neighbours(form: Make) -> None:
     specs = make_specs(CNN, (24, 16, 24))
     together = form(Builder(CNN), specs, CONFIG)
     alone = form(Builder(CNN), specs[1:2], CONFIG)
@@ -86,9 +89,7 @@ def test_a_host_does_not_depend_on_its_neighbours(form: type[Population]) -> Non
 
 @pytest.mark.parametrize("kind", ["data", "weight", "seed weight"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_failing_host_is_rolled_back_and_the_others_continue(
-    form: type[Population], kind: str
-) -> None:
+def test_a_failing_host_is_rolled_back_and_the_others_continue(form: Make, kind: str) -> None:
     specs = make_specs(CNN, (24, 24, 24))
     populations = [form(Builder(CNN), specs, CONFIG) for _ in range(2)]
     for population in populations:
@@ -102,8 +103,8 @@ def test_a_failing_host_is_rolled_back_and_the_others_continue(
     if kind == "data":
         specs[1].data.train_inputs.data[:] = torch.nan
     else:
-        part, name = ("host", "head.weight") if kind == "weight" else ("seed", "second.weight")
-        _spoil(hit, 1, part, name)
+        name = "head.weight" if kind == "weight" else "blocks.0.seed.second.weight"
+        hit._hosts[1].model.get_parameter(name).data.view(-1)[0] = torch.nan
     report = hit.train_epoch()
     calm.finish(1)
     calm.train_epoch()
@@ -112,31 +113,15 @@ def test_a_failing_host_is_rolled_back_and_the_others_continue(
     assert "nan" in report.interventions[1].reason or "finite" in report.interventions[1].reason
     assert hit.lives(1)["blocks.0"].stage == Stage.EMBARGOED
     now = snapshot(hit, 1)
-    host_part = {name: tensor for name, tensor in good.items() if "blocks.0/" not in name}
-    host_part = {name: t for name, t in host_part.items() if not name.startswith("steps/seed")}
-    assert_same(now, host_part)
+    own = {n.replace("blocks.0.block.", "blocks.0."): t for n, t in good.items()}
+    assert_same(now, {name: tensor for name, tensor in own.items() if ".seed." not in name})
     for host in (0, 2):
         for name, tensor in snapshot(hit, host).items():
             torch.testing.assert_close(tensor, snapshot(calm, host)[name], atol=1e-6, rtol=0)
 
 
-def _spoil(population: Population, host: int, part: str, name: str) -> None:
-    """Write NaN into a current weight without going through set_state."""
-    if isinstance(population, StackedPopulation):
-        groups = population.state.groups.values()
-        store = population.state.hosts if part == "host" else next(iter(groups))
-        column = sum(store.sizes[: list(store.shapes).index(name)])
-        store.values[store.hosts.index(host), column] = torch.nan
-        return
-    assert isinstance(population, SequentialPopulation)
-    held = population._hosts[host]
-    module = held.model if part == "host" else held.slots["blocks.0"].seed
-    assert module is not None
-    module.get_parameter(name).data.view(-1)[0] = torch.nan
-
-
 @pytest.mark.parametrize("form", FORMS)
-def test_a_finished_host_does_not_change_and_costs_nothing(form: type[Population]) -> None:
+def test_a_finished_host_does_not_change_and_costs_nothing(form: Make) -> None:
     population = form(Builder(MLP), make_specs(MLP, (24, 16, 24)), CONFIG)
     population.train_epoch()
     population.finish(2)
@@ -150,7 +135,7 @@ def test_a_finished_host_does_not_change_and_costs_nothing(form: type[Population
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_restarted_host_keeps_nothing_of_the_old_one(
-    form: type[Population],
+    form: Make,
 ) -> None:
     population = form(Builder(MLP), make_specs(MLP, (24, 16, 24)), CONFIG)
     population.apply(1, germinate("blocks.0"))
@@ -172,7 +157,7 @@ def test_a_restarted_host_keeps_nothing_of_the_old_one(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_host_can_be_copied_as_a_model(form: type[Population]) -> None:
+def test_a_host_can_be_copied_as_a_model(form: Make) -> None:
     config = PopulationConfig(batch_size=8, learning_rate=0.05)
     population = form(Builder(CNN), make_specs(CNN, (24, 16)), config)
     population.apply(0, germinate("blocks.0"))
@@ -200,7 +185,7 @@ def test_a_host_can_be_copied_as_a_model(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_evaluation_keeps_the_order_of_hosts(form: type[Population]) -> None:
+def test_evaluation_keeps_the_order_of_hosts(form: Make) -> None:
     population = form(Builder(MLP), make_specs(MLP, (24, 60, 9, 24)), CONFIG)
     population.train_epoch()
     all_hosts = population.evaluate()
@@ -211,7 +196,7 @@ def test_evaluation_keeps_the_order_of_hosts(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_slot_arrays_match_the_lives(form: type[Population]) -> None:
+def test_slot_arrays_match_the_lives(form: Make) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
     population.apply(1, germinate("blocks.1"))
     for _ in range(2):
@@ -226,7 +211,7 @@ def test_slot_arrays_match_the_lives(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_invalid_arguments_are_rejected_by_name_and_value(form: type[Population]) -> None:
+def test_invalid_arguments_are_rejected_by_name_and_value(form: Make) -> None:
     specs = make_specs(MLP, (16, 16))
     with pytest.raises(ConfigError, match="specs is empty"):
         form(Builder(MLP), [], CONFIG)
@@ -256,11 +241,6 @@ def test_invalid_arguments_are_rejected_by_name_and_value(form: type[Population]
         PopulationConfig(optimizer="adamww")  # type: ignore[arg-type]
 
 
-def test_one_host_more_or_less_does_not_change_the_parameters_of_a_design() -> None:
-    population = StackedPopulation(Builder(MLP), make_specs(MLP, (16, 16, 16)), CONFIG)
-    assert population.state.hosts.values.shape == (3, count_parameters(make_host(MLP)))
-
-
 class _Noisy(nn.Module):
     """A model with dropout."""
 
@@ -282,24 +262,22 @@ def build_noisy(seed: int) -> nn.Module:
 
 def test_dropout_depends_on_the_hosts_seed_and_continues_after_a_load() -> None:
     specs = make_specs(MLP, (24, 24))
-    first = SequentialPopulation(build_noisy, specs, CONFIG)
-    second = SequentialPopulation(build_noisy, specs[1:], CONFIG)
+    first = in_torch(build_noisy, specs, CONFIG)
+    second = in_torch(build_noisy, specs[1:], CONFIG)
     torch.manual_seed(1)
     first.train_epoch()
     torch.manual_seed(2)
     second.train_epoch()
     assert_same(snapshot(first, 1), snapshot(second, 0))
-    resumed = SequentialPopulation(build_noisy, specs, CONFIG)
+    resumed = in_torch(build_noisy, specs, CONFIG)
     resumed.load_state_dict(first.state_dict())
     for population in (first, resumed):
         population.train_epoch()
     assert_same(snapshot(first, 1), snapshot(resumed, 1))
-    with pytest.raises(UnsupportedHostError, match="cannot be stacked"):
-        StackedPopulation(build_noisy, specs, CONFIG)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_finish_is_the_last_action(form: type[Population]) -> None:
+def test_finish_is_the_last_action(form: Make) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), CONFIG)
     assert population.apply(0, GrowthAction(op=Op.FINISH)).was_done
     assert population.is_finished.tolist() == [True, False]
@@ -309,7 +287,7 @@ def test_finish_is_the_last_action(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_committed_seed_survives_a_failing_epoch(form: type[Population]) -> None:
+def test_a_committed_seed_survives_a_failing_epoch(form: Make) -> None:
     specs = make_specs(MLP, (16, 16))
     population = form(Builder(MLP), specs, CONFIG)
     population.apply(0, germinate("blocks.0"))
@@ -327,7 +305,7 @@ def test_a_committed_seed_survives_a_failing_epoch(form: type[Population]) -> No
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_new_seed_is_pruned_when_its_host_fails(
-    form: type[Population],
+    form: Make,
 ) -> None:
     specs = make_specs(MLP, (16, 16))
     population = form(Builder(MLP), specs, CONFIG)
@@ -354,7 +332,7 @@ class _SquaredError:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_loss_of_an_evaluation_is_the_mean_over_samples(form: type[Population]) -> None:
+def test_the_loss_of_an_evaluation_is_the_mean_over_samples(form: Make) -> None:
     data = HostData(torch.randn(9, 6), torch.randn(9, 3), torch.randn(5, 6), torch.randn(5, 3))
     specs = [HostSpec(seed=seed, data=data) for seed in range(2)]
     population = form(Builder(MLP), specs, CONFIG, objective=_SquaredError())
@@ -369,7 +347,7 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_samples(form: type[Populatio
 
 
 class _Scale(nn.Module):
-    """A custom seed without a stacked form."""
+    """A custom seed that the kernel does not have."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -379,7 +357,7 @@ class _Scale(nn.Module):
         return y * self.factor
 
 
-def test_custom_blueprints_grow_in_stacked_populations(
+def test_custom_blueprints_grow_in_every_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
@@ -402,6 +380,6 @@ def test_custom_blueprints_grow_in_stacked_populations(
             population.apply(1, advance("blocks.0"))
             population.train_epoch()
     first, second = (snapshot(population, 0) for population in pair)
-    assert first["seed/blocks.0/factor"].abs().max() > 0
+    assert first["model/blocks.0.seed.factor"].abs().max() > 0
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], atol=1e-6, rtol=0)

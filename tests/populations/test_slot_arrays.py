@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from esper.config.growth import PopulationConfig
 from esper.growth.host_slots import slots
@@ -18,10 +19,15 @@ from esper.lifecycle.factored_actions import (
     decode_action,
     growth_action_spec,
 )
-from esper.populations import Population, SequentialPopulation, StackedPopulation
-from tests.populations.worlds import MLP, Builder, apply_all, make_specs
-
-FORMS = [SequentialPopulation, StackedPopulation]
+from esper.populations import Population
+from tests.populations.worlds import (
+    FORMS,
+    MLP,
+    Builder,
+    Make,
+    apply_all,
+    make_specs,
+)
 
 
 def assert_arrays_follow(population: Population) -> None:
@@ -43,16 +49,14 @@ def assert_arrays_follow(population: Population) -> None:
             assert name == (life.blueprint if life.has_seed else "")
             assert arrays.n_fossils[at] == len(life.fossils)
             assert arrays.fossil_units[at] == sum(fossil.units for fossil in life.fossils)
-            tensors = population.get_state(host).tensors if life.fossils else {}
-            sizes = [t.numel() for name, t in tensors.items() if _is_fossil(name, slot)]
-            assert arrays.fossil_parameters[at] == sum(sizes)
+            model = population.model(host) if life.fossils or life.has_seed else nn.Module()
+            names = {n: p.numel() for n, p in model.named_parameters()}
+            fossils = sum(size for n, size in names.items() if n.startswith(f"{slot}.fossils."))
+            own = (f"{slot}.seed.", f"{slot}.gate.")
+            assert arrays.fossil_parameters[at] == fossils
+            assert arrays.parameters[at] == sum(names[n] for n in names if n.startswith(own))
             if life.has_seed and life.alpha > 0:
                 assert arrays.alpha_target[at] == schedule.target
-
-
-def _is_fossil(name: str, slot: str) -> bool:
-    parts = name.split("/")
-    return parts[0] == "fossil" and parts[3] == slot
 
 
 def act_at_random(population: Population, generator: np.random.Generator) -> None:
@@ -71,7 +75,7 @@ def act_at_random(population: Population, generator: np.random.Generator) -> Non
 
 @pytest.mark.parametrize("form", FORMS)
 def test_arrays_follow_random_walks_with_failures_restarts_and_loads(
-    form: type[Population],
+    form: Make,
 ) -> None:
     specs = make_specs(MLP, (16, 16, 24))
     population = form(Builder(MLP), specs, PopulationConfig(batch_size=8))
@@ -97,7 +101,7 @@ def test_arrays_follow_random_walks_with_failures_restarts_and_loads(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_arrays_follow_the_governor(form: type[Population]) -> None:
+def test_arrays_follow_the_governor(form: Make) -> None:
     specs = make_specs(MLP, (16, 16))
     specs[0].data.train_inputs.fill_(torch.nan)
     population = form(Builder(MLP), specs, PopulationConfig(batch_size=8))
@@ -110,7 +114,7 @@ def test_arrays_follow_the_governor(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_removing_uncommitted_seeds_keeps_committed_ones(form: type[Population]) -> None:
+def test_removing_uncommitted_seeds_keeps_committed_ones(form: Make) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), PopulationConfig(batch_size=8))
     grow = GrowthAction(op=Op.GERMINATE, slot="blocks.0", blueprint="widen_large")
     go = GrowthAction(op=Op.ADVANCE, slot="blocks.0")
@@ -132,7 +136,7 @@ def test_removing_uncommitted_seeds_keeps_committed_ones(form: type[Population])
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_copied_model_does_not_change_the_arrays(form: type[Population]) -> None:
+def test_a_copied_model_does_not_change_the_arrays(form: Make) -> None:
     population = form(Builder(MLP), make_specs(MLP, (16, 16)), PopulationConfig(batch_size=8))
     slots(population.model(0)).germinate("blocks.0", "norm")
     assert population.slot_arrays().stage.tolist() == [[0, 0], [0, 0]]
@@ -140,7 +144,7 @@ def test_a_copied_model_does_not_change_the_arrays(form: type[Population]) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_seed_gradient_norms_match_autograd(form: type[Population]) -> None:
+def test_seed_gradient_norms_match_autograd(form: Make) -> None:
     specs = make_specs(MLP, (8, 8))
     population = form(Builder(MLP), specs, PopulationConfig(batch_size=8))
     population.apply(1, GrowthAction(op=Op.GERMINATE, slot="blocks.1", blueprint="mlp_small"))
@@ -158,7 +162,7 @@ def test_seed_gradient_norms_match_autograd(form: type[Population]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradient_noise_is_the_spread_of_the_batches_norms(form: type[Population]) -> None:
+def test_gradient_noise_is_the_spread_of_the_batches_norms(form: Make) -> None:
     config = PopulationConfig(batch_size=8, learning_rate=1e-12)  # so that the model stays
     population = form(Builder(MLP), make_specs(MLP, (24, 8)), config)
     model, data = population.model(0), population.specs[0].data

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from esper.config.growth import CNNHostConfig, GPTHostConfig, HostConfig, MLPHostConfig
+from esper.config.growth import (
+    CNNHostConfig,
+    GPTHostConfig,
+    HostConfig,
+    MLPHostConfig,
+    PopulationConfig,
+)
 from esper.growth.hosts import make_host, sample_input
 from esper.growth.slot_states import Outcome
 from esper.lifecycle.factored_actions import GrowthAction
@@ -74,6 +81,36 @@ def apply_all(population: Population, actions: Sequence[GrowthAction]) -> list[O
     """Apply one action to each host."""
     pairs = zip(range(population.n_hosts), actions, strict=True)
     return [population.apply(host, action) for host, action in pairs]
+
+
+class Make(Protocol):
+    """Makes a population of one form."""
+
+    def __call__(
+        self,
+        build: Callable[[int], nn.Module],
+        specs: Sequence[HostSpec],
+        config: PopulationConfig | None = None,
+        **options: Any,
+    ) -> Population: ...
+
+
+def in_torch(build: Any, specs: Any, config: Any = None, **options: Any) -> Population:
+    """Return a population that torch trains."""
+    return Population(build, specs, config, form="torch", **options)
+
+
+def compiled(build: Any, specs: Any, config: Any = None, **options: Any) -> Population:
+    """Return a population that the kernel trains where it can."""
+    return Population(build, specs, config, form="auto", **options)
+
+
+FORMS: list[Make] = [in_torch, compiled]
+
+
+def is_compiled(population: Population, host: int) -> bool:
+    """Return whether the kernel trains a host."""
+    return population._vector_hosts.explain(host) is None
 
 
 class Builder:

@@ -16,7 +16,7 @@ from esper.environment.draws import make_host_data, split_in_half
 from esper.errors import ConfigError
 from esper.growth.host_slots import slots
 from esper.growth.hosts import HostMaker
-from esper.populations import HostSpec, Population
+from esper.populations import HostSpec, make_population
 from esper.tasks import TaskDraw, make_task
 from esper.tasks.prior import KINDS, draw_prior, family, nuisances, teachers
 from esper.tasks.prior.hosts import catalogue
@@ -385,13 +385,14 @@ def test_the_hosts_of_each_kind_train(kind: str) -> None:
             batch_size=draw.batch_size,
             batches_per_epoch=draw.batches_per_epoch,
         )
-        population = Population(
+        population = make_population(
             draw.make_host,
             [spec],
             PopulationConfig(),
             objective=draw.metric.objective,
             growth_config=PRIOR.growth,
         )
+        assert (list(population.forms()) == ["compiled"]) == (kind != "markov")
         losses = [float(population.train_epoch().losses[0]) for _ in range(5)]
         assert np.isfinite(losses).all()
         assert min(losses[1:]) < losses[0]

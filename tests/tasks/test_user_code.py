@@ -66,7 +66,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("form", ["torch", "compiled", "auto"])
+@pytest.mark.parametrize("form", ["torch", "auto"])
 @pytest.mark.parametrize(("make_host", "message"), WRONG)
 def test_a_factory_that_returns_no_host_is_reported(
     make_host: Any, message: str, form: Any

@@ -1,7 +1,7 @@
 """The hosts of episodes: what was drawn for each, and the population that trains them.
 
-Hosts may be of several designs. Their slots are padded to the number of the hosts with the most: the
-slots that a host lacks are dormant for ever and no blueprint fits them.
+Hosts may be of several designs. Their slots are padded to the number of the hosts with the most:
+the slots that a host lacks are dormant for ever and no blueprint fits them.
 
 Shapes: N = hosts, S = slots.
 """
@@ -59,7 +59,8 @@ class Hosts:
                 f"use at least {n_designs} environments, or a task with one design, such as "
                 "digits-family with host='mlp'."
             )
-        self.task, self._final_split = task, final_split
+        self.task = task
+        self._final_split: FinalSplit = final_split
         counts = task.share_out(self.n_hosts)
         pairs = zip(task.designs, counts, strict=True)
         self.designs: list[Task] = [design for design, count in pairs for _ in range(count)]
@@ -84,9 +85,7 @@ class Hosts:
         self._slot_configs = [self.slot_config]
         for host in range(1, self.n_hosts):
             is_same = not task.draws_designs and self.designs[host] is self.designs[host - 1]
-            self._slot_configs.append(
-                self._slot_configs[-1] if is_same else self._find_slots(host)
-            )
+            self._slot_configs.append(self._slot_configs[-1] if is_same else self._find_slots(host))
             self._require_same_slots(host)
         self._joint_masks: JointMasks | None = None
         if n_designs > 1 or task.draws_designs:

@@ -1,4 +1,4 @@
-"""Many hosts trained at once, by a compiled kernel where that is possible and by torch elsewhere."""
+"""Many hosts trained at once, by a compiled kernel where possible and by torch elsewhere."""
 
 from esper.populations.host_data import (
     CrossEntropy,

@@ -161,12 +161,19 @@ class Host:
 
     def program(self, ablation: Ablation | None) -> Program | str:
         """Return the program that trains (None) or evaluates the host; or why there is none."""
-        if ablation not in self._programs:
+        found = self._programs.get(ablation)
+        if found is None:
             try:
-                self._programs[ablation] = self._write(ablation)
+                # What nothing is left out of, and no seed learns apart from, is trained as it is.
+                is_whole = ablation is not None and not self._is_growing()
+                found = self.program(None) if is_whole else self._write(ablation)
             except NoProgramError as error:
-                self._programs[ablation] = str(error)
-        return self._programs[ablation]
+                found = str(error)
+            self._programs[ablation] = found
+        return found
+
+    def _is_growing(self) -> bool:
+        return any(life.has_seed for _, life in self.slots.lives.items())
 
     def _write(self, ablation: Ablation | None) -> Program:
         if self._table is None:
@@ -276,6 +283,13 @@ class Host:
                 self.memory.save()
         elif self._governor is not None:
             self._governor.keep()
+
+    def restore(self) -> None:
+        """Undo an epoch of the kernel."""
+        assert self.memory is not None, "a compiled host has memory"
+        self.memory.restore()
+        for counter in self.counters:
+            counter -= self.order.n_batches
 
     def touch(self) -> None:
         """Note that something other than training has changed the state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,25 +42,24 @@ class HostMemory:
         end = table.n_planes * table.plane
         planes = self._numbers[:end].view(table.n_planes, table.plane)
         # As grown parameters differ in age, each has a step count of its own, as in torch.
-        counts = steps.unbind(0) if has_steps else ()
+        counts: list[Tensor] = list(cast(Any, steps).unbind(0))
         for index, piece in enumerate(planes.split(table.sizes, 1)):
             parameter = table.parameters[index]
             views = piece.view(table.n_planes, *table.shapes[index]).unbind(0)
-            state = optimizer.state.setdefault(parameter, {}) if moments else {}
-            for name, view in (("", views[0]), *zip(moments, views[1:], strict=True)):
-                known = state.get(name) if name else parameter.data
-                if known is not None:
-                    view.copy_(known)
-                if name:
-                    state[name] = view
+            state: dict[str, Any] = {}
+            if moments:
+                state = optimizer.state.setdefault(parameter, {})
+            for name, view in zip(moments, views[1:], strict=True):
+                if state.get(name) is not None:
+                    view.copy_(state[name])
+                state[name] = view
             if has_steps:
                 if "step" in state:
                     counts[index].copy_(state["step"])
                 state["step"] = counts[index]
-            parameter.data = views[0]
-        for buffer, own in zip(
-            table.buffers, self._numbers[end:].split(table.buffer_sizes), strict=True
-        ):
+            parameter.data = views[0].copy_(parameter.data)
+        rest = cast(Any, self._numbers[end:]).split(table.buffer_sizes)
+        for buffer, own in zip(table.buffers, rest, strict=True):
             own.copy_(buffer.flatten())
             buffer.data = own.view(buffer.shape)
         self._bytes = whole.numpy()

@@ -107,8 +107,8 @@ class Evaluation:
 class Population:
     """Hosts that are trained independently of one another.
 
-    The compiled kernel trains many at a time; torch trains those that the kernel cannot express, one
-    after another. Results do not depend on which hosts are trained together.
+    The compiled kernel trains many at a time; torch trains those that the kernel cannot express,
+    one after another. Results do not depend on which hosts are trained together.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class Population:
         self.growth_config = growth_config
         self._data_check = DataCheck()
         self._known_costs: dict[Any, HostCosts] = {}
+        self._blueprints: tuple[str, ...] = ()
         first = self._make_host(0, specs[0])
         n_weights = count_parameters(first.model)
         require_memory(
@@ -203,7 +204,9 @@ class Population:
         """Return how many hosts are "compiled", and how many run in torch, by the reason."""
         counts: dict[str, int] = {}
         for host in range(self.n_hosts):
-            reason = "it was asked for" if self.form == "torch" else self._vector_hosts.explain(host)
+            reason = (
+                "it was asked for" if self.form == "torch" else self._vector_hosts.explain(host)
+            )
             name = "compiled" if reason is None else f"torch: {reason}"
             counts[name] = counts.get(name, 0) + 1
         return counts
@@ -244,8 +247,7 @@ class Population:
     def _roll_back(self, host: int, reason: str) -> GovernorReport:
         """Restore the state of a host before the epoch and prune its uncommitted seeds."""
         held = self._hosts[host]
-        assert held.memory is not None, "a compiled host has memory"
-        held.memory.restore()
+        held.restore()
         self._watch.on_rollback(host)
         return GovernorReport(reason, tuple(held.slots.abandon_growing()))
 
@@ -278,14 +280,14 @@ class Population:
             is_compiled = np.zeros(len(some), np.bool_)
             if self.form != "torch":
                 is_compiled = self._vector_hosts.can_evaluate(some, ablation)
-            if is_compiled.any():
-                at = np.array(indices)[is_compiled]
-                compiled = [chosen[index] for index in at.tolist()]
+            pairs = list(zip(indices, is_compiled.tolist(), strict=True))
+            if at := [index for index, flag in pairs if flag]:
+                compiled = [chosen[index] for index in at]
                 found = self._vector_hosts.evaluate(compiled, split, ablation)
                 losses[at], metrics[at] = found
-            for index in np.array(indices)[~is_compiled].tolist():
-                found = self._hosts[chosen[index]].evaluate_in_torch(split, ablation)
-                losses[index], metrics[index] = found
+            for index in (index for index, flag in pairs if not flag):
+                measured = self._hosts[chosen[index]].evaluate_in_torch(split, ablation)
+                losses[index], metrics[index] = measured
         return Evaluation(losses, metrics, flops)
 
     def _slot_name(self, host: int, slot: str | int | None) -> str | None:
@@ -448,6 +450,13 @@ class Population:
         growth = spec.growth or self.growth_config
         with seeded(spec.seed):
             model = build(spec.seed)
+        self._blueprints = self._blueprints or slots(model).slot_config.blueprints
+        if slots(model).slot_config.blueprints != self._blueprints:
+            raise ConfigError(
+                f"the slots of host {host} have blueprints "
+                f"{slots(model).slot_config.blueprints}; the population has {self._blueprints}. "
+                "Register blueprints before creating the population."
+            )
         slots(model).seed = spec.seed
         if growth is not None:
             slots(model).lives.growth_config = growth

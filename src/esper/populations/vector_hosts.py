@@ -61,7 +61,7 @@ class VectorHosts:
     """The hosts of a population as jobs of the kernel."""
 
     def __init__(self, hosts: list[Host], alphas: Floats) -> None:
-        """Follow hosts, whose entries may be replaced, and the alphas of their slots, ``[N, S]``."""
+        """Follow hosts, whose entries may be replaced, and their slots' alphas, ``[N, S]``."""
         self._hosts, self._alphas = hosts, alphas
         self._jobs = np.zeros((2, len(hosts)), _JOBS)
         """What is always the same, by what is done; without a plan if the kernel cannot do it."""
@@ -134,7 +134,11 @@ class VectorHosts:
             return
         assert rule is not None, "the host was taken note of"
         memory, job = held.lay_out(), np.zeros(1, _JOBS)
-        job["plan"], job["memory"], job["steps"] = program.address, memory.address, memory.steps_address
+        job["plan"], job["memory"], job["steps"] = (
+            program.address,
+            memory.address,
+            memory.steps_address,
+        )
         job["batch"], job["n_columns"] = held.order.batch_size, 1 + self._alphas.shape[1]
         job["alphas"] = self._alphas.ctypes.data + host * self._alphas.strides[0]
         job["rule"], job["rate"] = rule.ctypes.data, held.config.learning_rate

@@ -1,9 +1,9 @@
 """Translating a host into a program for the compiled kernel.
 
-A program is a list of ops on values; a value is a layer's output for a batch, and the first value is
-the input. A host is read twice: its modules give *steps*, which say in what order known layers use
-which parameters, and the steps give a program once the shapes are known. Hosts with equal steps and
-shapes share a program. A host with any other module has none and is computed by torch.
+A program is a list of ops on values; a value is a layer's output for a batch, and the first value
+is the input. A host is read in two stages: its modules give *steps*, which say in what order known
+layers use which parameters, and the steps give a program once the shapes are known. Hosts with
+equal steps and shapes share a program. A host with any other module has none: torch computes it.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ class TensorTable:
     """
 
     def __init__(self, model: nn.Module, n_planes: int) -> None:
-        self.parameters: list[nn.Parameter] = list(model.parameters())
-        self.buffers: list[Tensor] = [b for b in model.buffers() if b.is_floating_point()]
+        self.parameters: list[nn.Parameter] = []
+        self.buffers: list[Tensor] = []
+        self._add(model, set())
         self.shapes: tuple[tuple[int, ...], ...] = tuple(tuple(p.shape) for p in self.parameters)
         self.n_planes = n_planes
         self.sizes: list[int] = [prod(shape) for shape in self.shapes]
@@ -144,6 +145,21 @@ class TensorTable:
         self.buffer_offsets = {id(b): at for b, at in zip(self.buffers, offsets, strict=False)}
         self.length = first + sum(self.buffer_sizes)
         """Number of all numbers."""
+
+    def _add(self, module: nn.Module, known: set[int]) -> None:
+        """Add the tensors of a module, each once, much faster than torch's own iteration."""
+        own = module.__dict__
+        for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if tensor is None or id(tensor) in known:
+                continue
+            known.add(id(tensor))
+            if isinstance(tensor, nn.Parameter):
+                self.parameters.append(tensor)
+            elif tensor.is_floating_point():
+                self.buffers.append(tensor)
+        for child in own["_modules"].values():
+            if child is not None:
+                self._add(child, known)
 
     def find_problem(self) -> str | None:
         """Return why the kernel cannot hold these tensors; None if it can."""
@@ -234,7 +250,7 @@ class _Reader:
             output = self.add(OpKind.ADD, source, other=output)
         return output
 
-    def parameter(self, parameter: nn.Parameter | None) -> int:
+    def parameter(self, parameter: Tensor | None) -> int:
         """Return the index of a parameter; -1 for None."""
         if parameter is None:
             return -1
@@ -407,8 +423,10 @@ class _Writer:
         to = self._add_value(shape)
         weight, bias = (self._use(index) for index in (step.weight, step.bias))
         self.ops.append(
-            (int(step.kind), to, source, other, weight, bias, is_detached, step.slot)
-            + (height, width, groups, mean, variance, repeat, step.number, step.momentum)
+            (
+                *(int(step.kind), to, source, other, weight, bias, is_detached, step.slot),
+                *(height, width, groups, mean, variance, repeat, step.number, step.momentum),
+            )
         )
         return to
 
