@@ -500,8 +500,8 @@ class Grower:
                     "are rebuilt from it."
                 )
         remove_slots(self._module)
-        restore_slots(self._module, json.loads(state["growth"]))
-        self._follow_slots()
+        restore_slots(self._module, json.loads(state["growth"]), self._follow)
+        self._start_deciding()
         try:
             self._module.load_state_dict(state["model"])
         except RuntimeError as error:
@@ -552,14 +552,21 @@ class Grower:
             self.ranks.require_same(Call.START, name, [float(value)], advice)
         if own_slots(self._module) is None or self._at is not None:
             self._place_slots()
-        self._follow_slots()
+        self._follow(slots(self._module))
+        self._start_deciding()
 
-    def _follow_slots(self) -> None:
-        """Let everything that the training consists of follow the model's slots."""
-        self._slots = slots(self._module)
+    def _follow(self, host_slots: HostSlots) -> None:
+        """Let optimizers, averages and wrappers follow the slots of the model."""
+        self._slots = host_slots
         self._keeper = OptimizerKeeper(self._module, self.optimizers)
+        for average in self._averages:
+            average.follow(host_slots)
         note = weakref.WeakMethod(self._note_structure)  # the slots must not keep the Grower alive
-        self._slots.listeners.append(lambda: None if (found := note()) is None else found())
+        host_slots.listeners.append(lambda: None if (found := note()) is None else found())
+        self._note_structure()
+
+    def _start_deciding(self) -> None:
+        """Make the governor and the controller of a model whose structure is followed."""
         self._governor = Governor(self._module, self.optimizers, ranks=self.ranks)
         self._decider = decider = Decider(
             self._module, self._slots, self.budget, self.ranks, self.max_parameters
@@ -575,10 +582,7 @@ class Grower:
         sample = self._sample.take()
         if sample is not None:
             decider.start_meter(sample)
-        for average in self._averages:
-            average.follow(self._slots)
         self._is_started = True
-        self._note_structure()
 
     def _note_structure(self) -> None:
         """Note what grows and which parameters there are, after either has changed."""
