@@ -84,9 +84,7 @@ class Hosts:
         self._slot_configs = [self.slot_config]
         for host in range(1, self.n_hosts):
             is_same = not task.draws_designs and self.designs[host] is self.designs[host - 1]
-            self._slot_configs.append(
-                self._slot_configs[-1] if is_same else self._find_slots(host)
-            )
+            self._slot_configs.append(self._slot_configs[-1] if is_same else self._find_slots(host))
             self._require_same_slots(host)
         self._joint_masks: JointMasks | None = None
         if n_designs > 1 or task.draws_designs:

@@ -271,7 +271,9 @@ class Grower:
         )
         norm = self._governor.gradient_norm
         if report is None and math.isfinite(norm):
-            self._sums.add_norms(norm, ((name, slot.gradient_norm()) for name, slot in self._growing))
+            self._sums.add_norms(
+                norm, ((name, slot.gradient_norm()) for name, slot in self._growing)
+            )
         return self._note(report)
 
     def commit(self) -> None:
@@ -294,7 +296,8 @@ class Grower:
 
         Args:
             train_loss: The mean training loss; None for the mean of the losses that were checked.
-            val_loss: The validation loss.
+            val_loss: The validation loss. If it is far above earlier ones, the model is rolled back;
+                one that is not finite needs a score beside it.
             score: The validation score, where more is better, such as the accuracy; None to use
                 how much lower the validation loss is than at first, as a share.
             validate: Returns the score of the model as it is; called once for each held seed while
@@ -328,6 +331,8 @@ class Grower:
         self._note(governor.check_parameters() or governor.check_validation(val_loss))
         decider.note_contributions(contributions)
         self.epoch += 1
+        if val_loss is not None and not math.isfinite(val_loss):
+            val_loss = None  # the governor has seen it
         loss = val_loss if val_loss is not None else train_loss
         if decider.is_first:
             decider.start(score, loss, self._first_loss)
@@ -721,12 +726,12 @@ class Grower:
                 "does on data that it is not trained on, so give it one of them."
             )
         for name, value in means.items():
-            if not math.isfinite(value):
+            if not math.isfinite(value) and not (name == "val_loss" and "score" in means):
                 raise GrowerError(
                     f"{name} is {value}; it must be finite. The model is as it was: end the epoch "
                     "again with another value, or export it."
                 )
-        if "val_loss" in means and self._first_val_loss is None:
+        if self._first_val_loss is None and math.isfinite(means.get("val_loss", math.nan)):
             self._first_val_loss = means["val_loss"]
         if "score" not in means:
             first = cast(float, self._first_val_loss)

@@ -330,9 +330,7 @@ def _try(
         return message_of(error) or type(error).__name__, error
 
 
-def _find_problem(
-    objective: Objective, outputs: Any, targets: Tensor, rows: Tensor
-) -> str | None:
+def _find_problem(objective: Objective, outputs: Any, targets: Tensor, rows: Tensor) -> str | None:
     """Return what is wrong with a model's outputs for some samples, or None."""
     if not isinstance(outputs, Tensor) or outputs.shape[:1] != rows.shape:
         return (

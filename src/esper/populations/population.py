@@ -203,7 +203,9 @@ class Population:
         """Return how many hosts are "compiled", and how many run in torch, by the reason."""
         counts: dict[str, int] = {}
         for host in range(self.n_hosts):
-            reason = "it was asked for" if self.form == "torch" else self._vector_hosts.explain(host)
+            reason = (
+                "it was asked for" if self.form == "torch" else self._vector_hosts.explain(host)
+            )
             name = "compiled" if reason is None else f"torch: {reason}"
             counts[name] = counts.get(name, 0) + 1
         return counts

@@ -134,7 +134,11 @@ class VectorHosts:
             return
         assert rule is not None, "the host was taken note of"
         memory, job = held.lay_out(), np.zeros(1, _JOBS)
-        job["plan"], job["memory"], job["steps"] = program.address, memory.address, memory.steps_address
+        job["plan"], job["memory"], job["steps"] = (
+            program.address,
+            memory.address,
+            memory.steps_address,
+        )
         job["batch"], job["n_columns"] = held.order.batch_size, 1 + self._alphas.shape[1]
         job["alphas"] = self._alphas.ctypes.data + host * self._alphas.strides[0]
         job["rule"], job["rate"] = rule.ctypes.data, held.config.learning_rate
