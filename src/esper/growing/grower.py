@@ -499,7 +499,7 @@ class Grower:
             )
         found = own_slots(self._module)
         for name, slot in () if found is None else found.items():
-            if slot.is_in_use:
+            if slot.life.has_seed or slot.life.fossils:
                 raise GrowerError(
                     f"slot {name!r} holds a seed; load the state into a model without seeds, which "
                     "are rebuilt from it."

@@ -379,6 +379,9 @@ class HostSlots(Mapping[str, Slot]):
             )
         place.require_unchanged()
         edits = Edits(self.model)
+        for other in self._slots.values():  # hooks fit layers as they are, and go with copies
+            if isinstance(other, SurgerySlot):
+                other.remove_scales()
         try:
             sizes = place.find_sizes(n_new) if has_configuration(self.model) else []
             change(edits)
@@ -389,6 +392,7 @@ class HostSlots(Mapping[str, Slot]):
                 listener(edits)
         except BaseException:
             edits.undo()
+            self.refresh()
             raise
         if self.journal is not None:
             self.journal.append(edits)
