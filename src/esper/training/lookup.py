@@ -12,7 +12,7 @@ from esper.config.catalogue import SHIPPED
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, ConfigError, RunError
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import slot_size, slots
 from esper.growth.modules import count_parameters
 from esper.invocation import training_command
 from esper.storage.checkpoint_folder import CheckpointFolder
@@ -122,6 +122,10 @@ class SizePreview:
     def parameters(self) -> int:
         """Parameters of the host with the seeds that were added so far."""
         return count_parameters(self._model)
+
+    def depth(self, slot: str) -> int:
+        """Return the residual blocks of a slot."""
+        return slot_size(slots(self._model)[slot]).hidden
 
     def price(self, slot: str, blueprint: str) -> int:
         """Return the parameters that a seed would add."""
