@@ -218,7 +218,7 @@ def test_a_misspelt_argument_is_answered_with_the_right_one() -> None:
 
 def test_a_bad_batch_is_rolled_back_and_said() -> None:
     loop = Loop(blends=True)
-    for _ in range(4):
+    for _ in range(2):
         loop.run_epoch()
     kept = loop.tensors()
     assert "blending" in loop.grower.trace[-1].stages.values()
@@ -410,12 +410,59 @@ def test_a_validation_that_gives_no_number_is_refused_before_anything_changes(va
     loop.run_epoch()
 
 
-def test_a_step_that_ruins_the_model_in_the_last_batch_is_rolled_back() -> None:
+def run_ruined_epoch(loop: Loop, batch: int, **given: Any) -> esper.Decision:
+    """Train an epoch with a step that is far too long, and end it with the values given."""
+    (group,) = loop.optimizer.param_groups
+    for number, start in enumerate(range(0, 96, BATCH)):
+        rows = slice(start, start + BATCH)
+        group["lr"] = 1e6 if number == batch else 1e-2
+        loss = cross_entropy(loop.model(X[rows]), Y[rows])
+        loss.backward()
+        loop.grower.step(loss)
+    group["lr"] = 1e-2
+    loss, score = validate(loop.model)
+    values = {"val_loss": loss, "score": score}
+    return loop.grower.end_epoch(**{name: values[name] for name in given.get("names", values)})
+
+
+@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("names", [("val_loss",), ("score",), ("val_loss", "score")])
+def test_a_ruined_model_is_never_a_good_state(batch: int, names: tuple[str, ...]) -> None:
+    """Whichever step ruins it, it trains on from where it was, and what is exported is good."""
     loop = Loop("no-growth", epochs=6)
     for _ in range(3):
         loop.run_epoch()
+    usual, _ = validate(loop.model)
     kept = loop.tensors()
+    decision = run_ruined_epoch(loop, batch, names=names)
+    if batch == 3 and "val_loss" in names:
+        assert "the validation loss is" in decision.why
+        assert_equal(kept, loop.tensors())
+    decision = loop.run_epoch()
+    assert loop.grower.was_rolled_back == (batch == 3 and names == ("score",))
+    assert validate(loop.grower.export())[0] < 2.0 * usual
+    assert decision.val_loss is not None
+    assert decision.val_loss < 2.0 * usual
+    assert not loop.run_epoch().why.startswith("the model was rolled back")
+
+
+def test_a_validation_loss_that_is_not_finite_rolls_back_what_had_one() -> None:
+    loop = Loop("no-growth", epochs=4)
+    loop.run_epoch()
+    kept = loop.tensors()
+    loss = cross_entropy(loop.model(X[:BATCH]), Y[:BATCH])
+    loss.backward()
+    loop.grower.step(loss)
+    decision = loop.grower.end_epoch(val_loss=math.inf, score=0.1)
+    assert "the validation loss is inf" in decision.why
+    assert decision.val_loss is None
+    assert_equal(kept, loop.tensors())
+
+
+def test_a_validation_that_never_gives_a_finite_loss_is_no_reason_to_roll_back() -> None:
+    loop = Loop("no-growth", epochs=2)
     for _ in range(2):
-        decision = loop.run_epoch(lambda number, loss: loss * 1e6 ** (number == 3))
-        group = loop.optimizer.param_groups[0]
-        group["lr"] = 1e-2
+        loss = cross_entropy(loop.model(X[:BATCH]), Y[:BATCH])
+        loss.backward()
+        loop.grower.step(loss)
+        assert "rolled back" not in loop.grower.end_epoch(val_loss=math.nan, score=0.1).why

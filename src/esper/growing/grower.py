@@ -296,8 +296,7 @@ class Grower:
 
         Args:
             train_loss: The mean training loss; None for the mean of the losses that were checked.
-            val_loss: The validation loss. If it is far above earlier ones, the model is rolled back;
-                one that is not finite needs a score beside it.
+            val_loss: The validation loss. One that is far above earlier ones rolls the model back.
             score: The validation score, where more is better, such as the accuracy; None to use
                 how much lower the validation loss is than at first, as a share.
             validate: Returns the score of the model as it is; called once for each held seed while
@@ -342,6 +341,7 @@ class Grower:
         slots = decider.slot_arrays()
         self.last_slots = slots.states(0, decider.slot_config)
         decision = self._decide(train_loss, val_loss, score)
+        self._note_growing()
         for average in self._averages:
             average.sync()
         self.was_rolled_back, self._sums = bool(sums.problems), EpochSums()
@@ -506,6 +506,7 @@ class Grower:
                 )
         remove_slots(self._module)
         restore_slots(self._module, json.loads(state["growth"]), self._follow)
+        self._note_growing()
         self._start_deciding()
         try:
             self._module.load_state_dict(state["model"])
@@ -566,8 +567,8 @@ class Grower:
         self._keeper = OptimizerKeeper(self._module, self.optimizers)
         for average in self._averages:
             average.follow(host_slots)
-        note = weakref.WeakMethod(self._note_structure)  # the slots must not keep the Grower alive
-        host_slots.listeners.append(lambda: None if (found := note()) is None else found())
+        host_slots.listeners.append(_weakly(self._note_structure))
+        host_slots.action_listeners.append(_weakly(self._note_growing))
         self._note_structure()
 
     def _start_deciding(self) -> None:
@@ -590,10 +591,14 @@ class Grower:
         self._is_started = True
 
     def _note_structure(self) -> None:
-        """Note what grows and which parameters there are, after either has changed."""
-        self._growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
+        """Note which parameters there are, after some were added, removed or replaced."""
         self._known = dict(self._module.named_parameters())
+        self._note_growing()
         rebuild_parallel(self.model)
+
+    def _note_growing(self) -> None:
+        """Note the slots with an uncommitted seed; looking for them takes long in every step."""
+        self._growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
 
     def _require_unchanged(self) -> None:
         """Raise if parameters were replaced by hand, or the optimizers lost those of seeds."""
@@ -674,6 +679,7 @@ class Grower:
     def _note(self, report: GovernorReport | None) -> GovernorReport | None:
         if report is not None:
             self._sums.problems.append(report.reason)
+            self._note_growing()
             for average in self._averages:
                 average.sync()
         return report
@@ -769,6 +775,18 @@ class Grower:
             flops=float(self._decider.records.flops_used[0]),
             slots=slots.states(0, self._decider.slot_config),
         )
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a method as long as its object lives, without keeping it."""
+    known = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = known()
+        if found is not None:
+            found()
+
+    return call
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

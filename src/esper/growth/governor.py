@@ -333,9 +333,7 @@ class Governor:
         is_usual = self.validation.is_usual(loss)
         problem = self.validation.judge(loss)
         if problem is not None:
-            return self.restore(
-                f"after the epoch, {problem}".replace("the loss", "validation loss")
-            )
+            return self.restore(problem.replace("the loss", "the validation loss", 1))
         self.validation.add_one(loss)
         self._is_proven |= is_usual
         return None

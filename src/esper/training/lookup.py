@@ -15,6 +15,7 @@ from esper.errors import CheckpointError, ConfigError, RunError
 from esper.growth.host_slots import slot_size, slots
 from esper.growth.modules import count_parameters
 from esper.invocation import training_command
+from esper.lifecycle.stages import Stage
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.controller_folder import locate_controller
 from esper.storage.run_folder import RunFolder
@@ -116,7 +117,6 @@ class SizePreview:
     def __init__(self, model: nn.Module) -> None:
         """Take a copy of the model, with slots, which will grow."""
         self._model = model
-        slots(self._model).lives.growth_config = GrowthConfig()  # seeds wait to be committed
 
     @property
     def parameters(self) -> int:
@@ -135,7 +135,8 @@ class SizePreview:
         """Add a seed."""
         grown = slots(self._model)
         grown.germinate(slot, blueprint)
-        grown.commit(slot)
+        if grown[slot].stage != Stage.FOSSILIZED:
+            grown.commit(slot)
         grown.absorb(slot)
 
 
