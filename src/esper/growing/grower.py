@@ -35,7 +35,6 @@ from esper.growing.decisions import Decision, Trace
 from esper.growing.recording import Recording, own_training_config, start_recording
 from esper.growing.sampling import SampleCatcher
 from esper.growing.slots import place_slots, require_trainable
-from esper.growing.wrappers import rebuild_parallel, require_rebuildable
 from esper.growth.dry_run import SampleInput
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
@@ -144,7 +143,6 @@ class Grower:
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.max_parameters = _as_limit(max_parameters, self._module)
         require_trainable(self._module)
-        require_rebuildable(model)
         self.optimizers = as_optimizers(optimizer, self._module)
         require_vectors(self.optimizers)
         self.schedulers = _as_schedulers(scheduler)
@@ -573,7 +571,7 @@ class Grower:
 
     def _start_deciding(self) -> None:
         """Make the governor and the controller of a model whose structure is followed."""
-        self._governor = Governor(self._module, self.optimizers, ranks=self.ranks)
+        self._governor = Governor(self.model, self.optimizers, ranks=self.ranks)
         self._decider = decider = Decider(
             self._module, self._slots, self.budget, self.ranks, self.max_parameters
         )
@@ -594,7 +592,6 @@ class Grower:
         """Note which parameters there are, after some were added, removed or replaced."""
         self._known = dict(self._module.named_parameters())
         self._note_growing()
-        rebuild_parallel(self.model)
 
     def _note_growing(self) -> None:
         """Note the slots with an uncommitted seed; looking for them takes long in every step."""

@@ -29,12 +29,11 @@ from esper.growing.objectives import Objective
 from esper.growing.progress import EpochProgress
 from esper.growing.slots import copy_model, place_slots, require_trainable
 from esper.growing.training_loop import ExportedEpoch, Limits, TrainingLoop
-from esper.growing.wrappers import compiled_like
 from esper.growth.dry_run import batch_size_of, first_samples
 from esper.growth.export import export
 from esper.growth.footprint import training_step_flops
 from esper.growth.host_slots import slots
-from esper.growth.modules import count_parameters, seeded
+from esper.growth.modules import compiled_like, count_parameters, seeded
 from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import Op
 from esper.modes import suitable_threads
