@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import esper
+from esper.config.growth import GrowthConfig
 from esper.errors import EsperError
 from esper.growth.governor import Governor
 from esper.growth.host_slots import slots
@@ -25,6 +26,7 @@ from esper.growth.placement import add_slots
 
 EPOCHS = 14
 N_TRAIN, BATCH = 48, 12
+BLENDED = GrowthConfig(commits_at_once=False)
 TIMEOUT = 120.0
 """Seconds that a rank waits for the others."""
 
@@ -107,9 +109,12 @@ def grow_wrapped(
     make: Callable[[int], nn.Module] = make_model,
     controller: str = "fixed",
     epochs: int = EPOCHS,
+    blends: bool = False,
 ) -> dict[str, Any]:
     """Grow for a whole life; only rank 0 has a controller that decides anything."""
     inner = make(1 + 10 * rank() if distributed.is_initialized() else 1)
+    if blends:
+        add_slots(inner, ["0>2", "2>4"], X[:2], growth_config=BLENDED)
     model = wrapped(inner) if wrap_first else inner
     optimizer = make_optimizer(model)
     grower = esper.Grower(
@@ -131,6 +136,10 @@ def grow_after_wrapping() -> dict[str, Any]:
     return grow_wrapped()
 
 
+def grow_blended() -> dict[str, Any]:
+    return grow_wrapped(blends=True)
+
+
 def grow_before_wrapping() -> dict[str, Any]:
     return grow_wrapped(wrap_first=False)
 
@@ -148,9 +157,10 @@ class ByHand:
 
     def __init__(self, make: Callable[[int], nn.Module] = make_model, blueprint: str = "") -> None:
         self.inner = make(1)
-        add_slots(self.inner, ["0", "2" if make is make_model else "3"], X[:2])
-        if blueprint:  # it has no gradient when the model is wrapped
-            slots(self.inner).germinate("0", blueprint)
+        at = ["0>2", "4"] if make is make_model else ["3"]
+        add_slots(self.inner, at, X[:2], growth_config=BLENDED)
+        if blueprint:
+            slots(self.inner).germinate("0>2", blueprint)
         self.model = wrapped(self.inner)
         optimizer = make_optimizer(self.model)
         OptimizerKeeper(self.model, optimizer)
@@ -195,9 +205,9 @@ class ByHand:
 
 def grow_by_hand() -> dict[str, Any]:
     run = ByHand(blueprint="widen_small")
-    run.live("0")
-    run.slots.germinate("2", "mlp_small")
-    run.live("2", prune=True)
+    run.live("0>2")
+    run.slots.germinate("4", "mlp_small")
+    run.live("4", prune=True)
     stages = [slot.stage.name for slot in run.slots.values()]
     return {"tensors": tensors(run.inner), "stages": stages}
 
@@ -205,7 +215,7 @@ def grow_by_hand() -> dict[str, Any]:
 def roll_back_by_hand() -> dict[str, Any]:
     run = ByHand(blueprint="widen_small")
     run.train()
-    run.slots.advance("0")
+    run.slots.advance("0>2")
     problems = run.train(poison=n_ranks() - 1)
     problems += run.train()
     stages = [slot.stage.name for slot in run.slots.values()]
@@ -268,6 +278,27 @@ def resume() -> dict[str, Any]:
     return found
 
 
+def gradients() -> dict[str, Any]:
+    """Return the gradients after growth, of a model whose wrapper has hooks and options."""
+    inner = make_model()
+    model = wrapped(inner)
+    if isinstance(model, DistributedDataParallel):
+        model = DistributedDataParallel(inner, bucket_cap_mb=1, gradient_as_bucket_view=True)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    grower = esper.Grower(
+        model, make_optimizer(model), epochs=3, controller="no-growth", sample_input=X[:2]
+    )
+    for slot in ("0>2", "2>4"):
+        grower.slots.germinate(slot, "widen_large")
+    kept = model
+    for _ in range(2):
+        (rows, *_), _ = shares(), model.zero_grad()
+        cross_entropy(model(X[rows]), Y[rows]).backward()
+    found = {name: p.grad.clone() for name, p in inner.named_parameters() if p.grad is not None}
+    return {"gradients": found, "is_same_object": kept is model, "n_hook_calls": len(calls)}
+
+
 def score_on_first_rank() -> dict[str, Any]:
     inner = make_model()
     model = wrapped(inner)
@@ -307,7 +338,7 @@ def disagree_on_calls() -> dict[str, Any]:
 
     def work() -> None:
         if rank() == 0:
-            run.slots.germinate("0", "widen_small")
+            run.slots.germinate("0>2", "widen_small")
         run.train()
 
     return _error_of(work)
@@ -339,6 +370,7 @@ def disagree_on_batches() -> dict[str, Any]:
 
 ALIKE = (
     grow_after_wrapping,
+    grow_blended,
     grow_before_wrapping,
     grow_at_random,
     grow_by_hand,

@@ -36,7 +36,7 @@ from esper.errors import (
 )
 from esper.growing.decisions import Decision
 from esper.growing.grow import grow
-from esper.growing.grown import Grown, GrowthSummary, germination_epochs
+from esper.growing.grown import Grown, GrowthSummary, SlotGrowth, germination_epochs
 from esper.growth.blueprints.registry import blueprint_names
 from esper.growth.export.exporter import comes_from_esper
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
@@ -114,7 +114,7 @@ def test_any_model_grows_with_the_shipped_controller(make: Any, n_slots: int) ->
     assert grown.summary.budget_epochs == 14  # the shipped controller's own
     assert grown.summary.n_epochs == grown.timeline[-1].epoch
     assert grown.summary.flops == grown.timeline[-1].flops
-    assert {step.op for step in steps} >= {"germinate", "advance"}
+    assert "germinate" in {step.op for step in steps}
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     with pytest.raises(SlotError):
         esper.slots(model)
@@ -149,8 +149,9 @@ def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
         grown.summary.seeds, grown.summary.germinated_after, strict=True
     ):
         assert slot in str(grown.summary)
-        assert blueprint in str(grown.summary)
         assert (slot, blueprint, epoch) in germinated
+    for one in grown.summary.growth:
+        assert f"({one.before:,} to {one.after:,} {one.unit}, epoch" in str(grown.summary)
 
 
 class Germinating(NoGrowth):
@@ -171,7 +172,8 @@ class Germinating(NoGrowth):
 
 
 def test_a_row_shows_the_slots_after_its_own_decision_and_epoch() -> None:
-    grown = grow(initialized(MLP(1)), TRAIN, VAL, 4, controller=Germinating(epoch=2))
+    given: dict[str, Any] = {"controller": Germinating(epoch=2), "at": ["blocks.0"]}
+    grown = grow(initialized(MLP(1)), TRAIN, VAL, 4, **given)
     assert [step.op for step in grown.timeline] == ["wait", "wait", "germinate", "wait"]
     assert [bool(step.stages) for step in grown.timeline] == [False, False, True, True]
     sizes = [step.seed_parameters for step in grown.timeline]
@@ -179,17 +181,27 @@ def test_a_row_shows_the_slots_after_its_own_decision_and_epoch() -> None:
     assert sizes[2] == sizes[3] == grown.trace[2].seed_parameters > 0
 
 
-def test_the_summary_says_that_a_layer_was_widened_beside_itself() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-    layer, pair = (
-        grow(initialized(model), TRAIN, VAL, 10, at=[at], learning_rate=3e-3).summary
-        for at in ("1", "1>3")
-    )
-    for summary in (layer, pair):
-        assert any(blueprint.startswith("widen") for _, blueprint in summary.seeds)
-    assert layer.widened_beside == ("1",)
-    assert "Widening in 1 added a branch beside it, so its own width is as before" in str(layer)
-    assert "beside" not in str(pair)
+def test_the_summary_says_how_much_wider_and_deeper_places_have_become() -> None:
+    model = initialized(MLP(2))
+    for slot, blueprint, sizes in (
+        (0, "deepen", "blocks.* (2 to 3 blocks, epoch 1)"),
+        (1, "widen_large", "blocks.*.first>second (4 to 8 units, epoch 1)"),
+    ):
+        names = ["blocks.*", "blocks.*.first>second"]
+        script = Germinating(slot, blueprint)
+        grown = grow(model, TRAIN, VAL, 3, controller=script, at=names, learning_rate=3e-3)
+        assert f"Grew {sizes}: " in str(grown.summary)
+        assert grown.summary.growth[0].slot == names[slot]
+
+
+def test_the_summary_says_that_new_entries_of_frozen_layers_did_not_train() -> None:
+    model = initialized(MLP(1))
+    model.blocks[0].first.requires_grad_(False)  # type: ignore[index,union-attr]
+    given: dict[str, Any] = {"controller": Germinating(blueprint="widen_large"), "at": ["blocks.0"]}
+    given["at"] = ["blocks.0.first>blocks.0.second"]
+    summary = grow(model, TRAIN, VAL, 3, learning_rate=3e-3, **given).summary
+    assert summary.frozen == ("blocks.0.first.weight", "blocks.0.first.bias")
+    assert "did not train: blocks.0.first.weight and blocks.0.first.bias;" in str(summary)
 
 
 def timeline_step(epoch: int, op: str = "wait", **options: Any) -> Decision:
@@ -219,12 +231,13 @@ def test_seeds_are_listed_with_the_epochs_of_the_timeline_that_they_germinate_in
         timeline_step(7, "fossilize", slots=two),
         timeline_step(8, "germinate", blueprint="norm", slots=two),
     ]
-    seeds = (("a", "norm"), ("a", "norm"), ("b", "mlp_small"))
+    growth = (SlotGrowth("a", ("norm", "norm")), SlotGrowth("b", ("mlp_small",)))
+    seeds = [("a", "norm"), ("a", "norm"), ("b", "mlp_small")]
     epochs = germination_epochs(timeline, seeds, 7)
     assert epochs == (2, 4, 5)
     assert germination_epochs(timeline[:4], seeds, 7) == ()
     summary = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller="no-growth").summary
-    listed = replace(summary, seeds=seeds, germinated_after=epochs, was_kept=True)
+    listed = replace(summary, growth=growth, germinated_after=epochs, was_kept=True)
     assert "Grew a twice (norm, epochs 3 and 5), b (mlp_small, epoch 6): " in str(listed)
     assert "Grew a twice (norm), b (mlp_small): " in str(replace(listed, germinated_after=()))
 
@@ -413,7 +426,8 @@ def test_frozen_parameters_do_not_learn() -> None:
     model.stem.requires_grad_(False)  # type: ignore[union-attr]
     grown = grow(model, TRAIN, VAL, 6, learning_rate=3e-3, weight_decay=0.1)
     assert grown.summary.was_kept
-    assert torch.equal(grown.model.stem.weight, model.stem.weight)  # type: ignore[union-attr]
+    old = grown.model.stem.weight[:12]  # type: ignore[union-attr]
+    assert torch.equal(old, model.stem.weight)  # type: ignore[union-attr]
     assert not grown.model.stem.weight.requires_grad  # type: ignore[union-attr]
 
 
@@ -465,9 +479,9 @@ def test_the_summary_says_which_slots_ended_at_the_limit() -> None:
         assert (summary.full_slots, summary.max_widening) == ((at,), 2.0)
         assert f"{at} hit the size limit (2 times" in str(summary)
     summary = widened(0)
-    everything = replace(summary, full_slots=("a", "b", "c"))
-    assert "a, b and c hit" in str(everything)
-    assert "limit" not in str(replace(summary, full_slots=()))
+    full = tuple(SlotGrowth(name, (), is_full=True) for name in ("a", "b", "c"))
+    assert "a, b and c hit" in str(replace(summary, growth=full, germinated_after=()))
+    assert "limit" not in str(replace(summary, growth=(), germinated_after=()))
 
 
 def test_the_cost_is_said_once() -> None:
@@ -874,7 +888,7 @@ def test_the_given_model_is_never_called() -> None:
 def test_a_single_layer_grows_inside_a_sequential() -> None:
     flat = [(images.flatten(1), labels) for images, labels in (TRAIN, VAL)]
     model = initialized(nn.Linear(64, 10))
-    with pytest.raises(SlotError, match=r"Linear .* nn\.Sequential\(model\)"):
+    with pytest.raises(SlotError, match=r"Linear.* nn\.Sequential\(model\)"):
         grow(model, *flat, 2)
     grown = grow(nn.Sequential(model), *flat, 8, learning_rate=3e-3)
     assert {step.slot for step in grown.timeline} == {"", "0"}
@@ -883,8 +897,9 @@ def test_a_single_layer_grows_inside_a_sequential() -> None:
 def test_the_growth_settings_of_the_controller_are_used() -> None:
     model, is_blended = initialized(MLP(2)), []
     for epochs in (0, 8):
-        saved = fresh_controller(growth=GrowthConfig(min_training_epochs=epochs))
-        timeline = grow(model, TRAIN, VAL, 8, controller=saved).timeline
+        own = GrowthConfig(min_training_epochs=epochs, commits_at_once=False)
+        saved = fresh_controller(growth=own)
+        timeline = grow(model, TRAIN, VAL, 8, controller=saved, at=["blocks.0"]).timeline
         assert any("training" in step.stages.values() for step in timeline)
         is_blended.append(any("blending" in step.stages.values() for step in timeline))
     assert is_blended == [True, False]
@@ -924,8 +939,7 @@ def test_progressive_growth_reaches_a_number_of_parameters() -> None:
     n = sum(parameter.numel() for parameter in model.parameters())
     wanted = {"parameters": 2 * n}
     grown = grow(model, TRAIN, VAL, 24, controller="progressive", target=wanted, seed=3)
-    smallest = 25  # a unit of a block has 12 + 1 + 12 parameters
-    assert abs(grown.summary.parameters_after - 2 * n) <= smallest
+    assert grown.summary.parameters_after == pytest.approx(2 * n, rel=0.1)
 
 
 def test_a_target_that_needs_more_epochs_is_refused() -> None:

@@ -55,8 +55,18 @@ def validate(model: nn.Module) -> tuple[float, float]:
 class Loop:
     """A training loop with a Grower."""
 
-    def __init__(self, controller: Any = "fixed", epochs: int = EPOCHS, **options: Any) -> None:
+    def __init__(
+        self,
+        controller: Any = "fixed",
+        epochs: int = EPOCHS,
+        *,
+        blends: bool = False,
+        **options: Any,
+    ) -> None:
         self.model = make_model()
+        if blends:  # new units, instead of being committed at once
+            config = GrowthConfig(commits_at_once=False)
+            esper.add_slots(self.model, ["0>3", "3>5"], X[:2], growth_config=config)
         self.optimizer = make_optimizer(self.model)
         torch.manual_seed(3)
         self.grower = esper.Grower(
@@ -101,15 +111,18 @@ def test_a_controller_that_waits_leaves_training_as_it_is() -> None:
     assert_equal(loop.tensors(), dict(model.state_dict()))
 
 
-def test_the_decisions_are_carried_out_and_the_export_computes_the_same() -> None:
-    loop = Loop()
+@pytest.mark.parametrize("blends", [False, True])
+def test_the_decisions_are_carried_out_and_the_export_computes_the_same(blends: bool) -> None:
+    loop = Loop(blends=blends)
     stages = set[str]()
     for _ in range(EPOCHS):
         decision = loop.run_epoch()
         stages |= set(decision.stages.values())
         assert str(decision).count("\n") == 0
         assert decision.op in str(decision)
-    assert {"germinated", "training", "blending", "holding", "fossilized"} <= stages
+    assert stages == ({"blending", "holding", "fossilized"} if blends else {"fossilized"})
+    assert type(loop.model) is nn.Sequential
+    assert [type(module) for module in loop.model] == [type(module) for module in make_model()]
     plain = loop.grower.export()
     assert not any(type(module).__module__.startswith("esper") for module in plain.modules())
     loop.model.eval()
@@ -120,9 +133,12 @@ def test_the_decisions_are_carried_out_and_the_export_computes_the_same() -> Non
     )
 
 
-@pytest.mark.parametrize("controller", ["fixed", pytest.param("shipped", marks=pytest.mark.slow)])
-def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
-    whole = Loop(controller)
+@pytest.mark.parametrize(
+    ("controller", "blends"),
+    [("fixed", False), ("fixed", True), pytest.param("shipped", True, marks=pytest.mark.slow)],
+)
+def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str, blends: bool) -> None:
+    whole = Loop(controller, blends=blends)
     states, tensors = [], []
     for _ in range(EPOCHS):
         whole.run_epoch()
@@ -132,7 +148,7 @@ def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
         tensors.append(whole.tensors())
     for epoch, file in enumerate(states[:-1], start=1):
         file.seek(0)
-        loop = Loop(controller)
+        loop = Loop(controller, blends=blends)
         loop.grower.load_state_dict(torch.load(file, weights_only=True))
         assert_equal(loop.tensors(), tensors[epoch - 1])
         for expected in tensors[epoch : epoch + 2]:
@@ -141,8 +157,7 @@ def test_a_run_resumes_bit_for_bit_after_every_epoch(controller: str) -> None:
         again, before = loop.grower.trace[epoch], whole.grower.trace[epoch]
         assert again == before
     lives = [life for _, life in whole.grower.slots.lives.items()]
-    # Otherwise no run was interrupted between the commitments of neighbouring seeds.
-    assert any(seed.links for life in lives for seed in life.committed)
+    assert all(life.committed for life in lives)
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
@@ -202,14 +217,16 @@ def test_a_misspelt_argument_is_answered_with_the_right_one() -> None:
 
 
 def test_a_bad_batch_is_rolled_back_and_said() -> None:
-    loop = Loop()
-    for _ in range(4):
+    loop = Loop(blends=True)
+    for _ in range(2):
         loop.run_epoch()
     kept = loop.tensors()
+    assert "blending" in loop.grower.trace[-1].stages.values()
     decision = loop.run_epoch(lambda number, loss: loss * math.nan if number == 0 else loss)
     assert "nan" in decision.why
     assert all(torch.isfinite(tensor).all() for tensor in loop.tensors().values())
-    assert kept.keys() != loop.tensors().keys()  # the growing seed was pruned
+    now = loop.tensors()  # the growing seed was pruned
+    assert sum(map(torch.numel, now.values())) < sum(map(torch.numel, kept.values()))
 
 
 def test_accumulated_gradients_give_the_update_of_the_whole_batch() -> None:
@@ -274,7 +291,7 @@ def test_a_model_changed_behind_the_growers_back_is_noticed() -> None:
     loop = Loop(epochs=3)
     loop.run_epoch()
     loop.model[3] = nn.Linear(12, 12)
-    with pytest.raises(GrowerError, match=r"'3\..*replaced"):
+    with pytest.raises(GrowerError, match=r"'3\.weight'.*replaced"):
         loop.grower.end_epoch(score=0.5)
 
 
@@ -382,7 +399,7 @@ def test_a_state_does_not_change_as_training_goes_on() -> None:
 
 @pytest.mark.parametrize("value", [None, "high", math.nan])
 def test_a_validation_that_gives_no_number_is_refused_before_anything_changes(value: Any) -> None:
-    loop = Loop()
+    loop = Loop(blends=True)
     while "holding" not in loop.run_epoch().stages.values():
         pass
     epoch, kept = loop.grower.epoch, loop.tensors()
@@ -391,3 +408,61 @@ def test_a_validation_that_gives_no_number_is_refused_before_anything_changes(va
     assert loop.grower.epoch == epoch
     assert_equal(kept, loop.tensors())
     loop.run_epoch()
+
+
+def run_ruined_epoch(loop: Loop, batch: int, **given: Any) -> esper.Decision:
+    """Train an epoch with a step that is far too long, and end it with the values given."""
+    (group,) = loop.optimizer.param_groups
+    for number, start in enumerate(range(0, 96, BATCH)):
+        rows = slice(start, start + BATCH)
+        group["lr"] = 1e6 if number == batch else 1e-2
+        loss = cross_entropy(loop.model(X[rows]), Y[rows])
+        loss.backward()
+        loop.grower.step(loss)
+    group["lr"] = 1e-2
+    loss, score = validate(loop.model)
+    values = {"val_loss": loss, "score": score}
+    return loop.grower.end_epoch(**{name: values[name] for name in given.get("names", values)})
+
+
+@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("names", [("val_loss",), ("score",), ("val_loss", "score")])
+def test_a_ruined_model_is_never_a_good_state(batch: int, names: tuple[str, ...]) -> None:
+    """Whichever step ruins it, it trains on from where it was, and what is exported is good."""
+    loop = Loop("no-growth", epochs=6)
+    for _ in range(3):
+        loop.run_epoch()
+    usual, _ = validate(loop.model)
+    kept = loop.tensors()
+    decision = run_ruined_epoch(loop, batch, names=names)
+    if batch == 3 and "val_loss" in names:
+        assert "the validation loss is" in decision.why
+        assert_equal(kept, loop.tensors())
+    decision = loop.run_epoch()
+    assert loop.grower.was_rolled_back == (batch == 3 and names == ("score",))
+    assert validate(loop.grower.export())[0] < 2.0 * usual
+    assert decision.val_loss is not None
+    assert decision.val_loss < 2.0 * usual
+    assert not loop.run_epoch().why.startswith("the model was rolled back")
+
+
+def test_a_validation_loss_that_is_not_finite_rolls_back_what_had_one() -> None:
+    loop = Loop("no-growth", epochs=4)
+    loop.run_epoch()
+    kept = loop.tensors()
+    loss = cross_entropy(loop.model(X[:BATCH]), Y[:BATCH])
+    loss.backward()
+    loop.grower.step(loss)
+    decision = loop.grower.end_epoch(val_loss=math.inf, score=0.1)
+    assert "the validation loss is inf" in decision.why
+    assert decision.val_loss is None
+    assert_equal(kept, loop.tensors())
+
+
+def test_a_validation_that_never_gives_a_finite_loss_is_no_reason_to_roll_back() -> None:
+    loop = Loop("no-growth", epochs=2)
+    for _ in range(2):
+        loss = cross_entropy(loop.model(X[:BATCH]), Y[:BATCH])
+        loss.backward()
+        loop.grower.step(loss)
+        assert "rolled back" not in loop.grower.end_epoch(val_loss=math.nan, score=0.1).why

@@ -19,8 +19,11 @@ from tests.growing import rank_runs
 
 SCENARIOS = (
     rank_runs.grow_after_wrapping,
+    rank_runs.grow_before_wrapping,
+    rank_runs.grow_blended,
     rank_runs.grow_by_hand,
     rank_runs.roll_back,
+    rank_runs.gradients,
     rank_runs.score_on_first_rank,
     rank_runs.disagree_on_seed,
     rank_runs.disagree_on_slots,
@@ -57,8 +60,20 @@ def test_ranks_end_equal_to_the_bit_and_as_one_process(
 def test_a_life_has_all_stages_although_only_the_first_rank_decides(
     ranks: list[dict[str, Any]],
 ) -> None:
-    found = ranks[1]["grow_after_wrapping"]
-    assert {"germinated", "training", "blending", "holding", "fossilized"} <= {*found["stages"]}
+    assert {"blending", "holding", "fossilized"} <= {*ranks[1]["grow_blended"]["stages"]}
+    assert ranks[1]["grow_after_wrapping"]["stages"] == ["fossilized"]
+    for name in ("grow_after_wrapping", "grow_before_wrapping", "grow_blended"):
+        assert len(ranks[1][name]["tensors"]["0.weight"]) > 12
+
+
+def test_gradients_of_replaced_parameters_are_averaged(ranks: list[dict[str, Any]]) -> None:
+    """Each rank has other data, so that gradients differ where nobody averages them."""
+    first, second = (found["gradients"] for found in ranks)
+    one = rank_runs.gradients()
+    assert_close(second["gradients"], first["gradients"], atol=0.0)
+    assert_close(first["gradients"], one["gradients"], atol=1e-12)
+    assert first["is_same_object"]
+    assert first["n_hook_calls"] == 2
 
 
 def test_a_nan_on_one_rank_rolls_all_ranks_back(ranks: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from esper.errors import ConfigError, type_of
 from esper.growth.host_slots import HostSlots, own_slots, slots, unwrapped
 from esper.growth.modules import named_modules, named_tensors
+from esper.growth.surgery.edits import Edits, OldIndices, Replacement
 
 
 class AverageKeeper:
@@ -34,8 +36,8 @@ class AverageKeeper:
                 "ema averages another model: its parameters have other names; make it from the "
                 "model that grows."
             )
-        self._values: list[tuple[Tensor, Tensor]] = []
-        """Each tensor of the model with its average."""
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        """Each tensor of the model with its average, by its identity."""
         self._pair()
 
     @property
@@ -45,8 +47,28 @@ class AverageKeeper:
     def follow(self, host_slots: HostSlots) -> None:
         """Keep up with a model's slots from now on."""
         self.sync()
+        host_slots.edit_listeners.append(self._carry)
         host_slots.listeners.append(self.sync)
         host_slots.action_listeners.append(self.sync)
+
+    def _carry(self, edits: Edits) -> None:
+        """Give tensors that took the place of others their averages, before the copy follows."""
+        for change in edits.replaced:
+            if change.old is None or id(change.old) not in self._known:
+                continue
+            average = change.carry(self._known[id(change.old)][1].detach())
+            average = torch.where(change.old_entries(), average, change.new.detach().to(average))
+            self._known[id(change.new)] = change.new, average
+            if change.indices:
+                edits.on_undo(partial(self._cut, change, dict(change.indices)))
+
+    def _cut(self, change: Replacement, indices: OldIndices) -> None:
+        """Give a tensor whose replacement is undone the average of what is left of it."""
+        assert change.old is not None, "the tensor was replaced"
+        average = self._known[id(change.new)][1].detach()
+        for axis, index in indices.items():
+            average = average.index_select(axis, index)
+        self._known[id(change.old)] = change.old, average
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -54,14 +76,13 @@ class AverageKeeper:
         if self._is_alike():
             self._copy_lives()
             return
-        known = {id(tensor): average for tensor, average in self._values}
         twin = copy.deepcopy(self._model)
         mode, requires = self._copy.training, any(p.requires_grad for p in self._copy.parameters())
         for tensor, own in zip(
             named_tensors(self._model).values(), named_tensors(twin).values(), strict=True
         ):
-            if id(tensor) in known and known[id(tensor)].shape == own.shape:
-                own.copy_(known[id(tensor)])
+            if id(tensor) in self._known:
+                own.copy_(self._known[id(tensor)][1])
         twin.train(mode)
         if not requires:
             twin.requires_grad_(False)
@@ -83,17 +104,14 @@ class AverageKeeper:
 
     def _pair(self) -> None:
         ours, theirs = named_tensors(self._model), named_tensors(self._copy)
-        self._values = [(ours[name], theirs[name]) for name in ours]
+        self._known = {id(ours[name]): (ours[name], theirs[name]) for name in ours}
 
     def _is_alike(self) -> bool:
         """Return whether the copy has the modules of the model, and the pairs are up to date."""
         ours, theirs = named_modules(self._model), named_modules(self._copy)
         if ours.keys() != theirs.keys() or own_slots(self._copy) is None:
             return False
-        tensors = list(named_tensors(self._model).values())
-        if len(tensors) != len(self._values):
-            return False
-        return all(own is known for own, (known, _) in zip(tensors, self._values, strict=True))
+        return {id(tensor) for tensor in named_tensors(self._model).values()} == set(self._known)
 
     def _copy_lives(self) -> None:
         copied = slots(self._copy)

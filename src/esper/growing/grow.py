@@ -211,6 +211,7 @@ def grow(
         )
         work = OwnModel(
             given=given,
+            wrapped=model,
             optimizer=given_optimizer,
             settings=training,
             plan=plan,

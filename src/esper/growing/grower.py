@@ -35,7 +35,6 @@ from esper.growing.decisions import Decision, Trace
 from esper.growing.recording import Recording, own_training_config, start_recording
 from esper.growing.sampling import SampleCatcher
 from esper.growing.slots import place_slots, require_trainable
-from esper.growing.wrappers import rebuild_parallel, require_rebuildable
 from esper.growth.dry_run import SampleInput
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
@@ -144,7 +143,6 @@ class Grower:
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
         self.max_parameters = _as_limit(max_parameters, self._module)
         require_trainable(self._module)
-        require_rebuildable(model)
         self.optimizers = as_optimizers(optimizer, self._module)
         require_vectors(self.optimizers)
         self.schedulers = _as_schedulers(scheduler)
@@ -271,7 +269,9 @@ class Grower:
         )
         norm = self._governor.gradient_norm
         if report is None and math.isfinite(norm):
-            self._sums.add_norms(norm, ((name, slot.gradient_norm()) for name, slot in self._growing))
+            self._sums.add_norms(
+                norm, ((name, slot.gradient_norm()) for name, slot in self._growing)
+            )
         return self._note(report)
 
     def commit(self) -> None:
@@ -294,7 +294,7 @@ class Grower:
 
         Args:
             train_loss: The mean training loss; None for the mean of the losses that were checked.
-            val_loss: The validation loss.
+            val_loss: The validation loss. One that is far above earlier ones rolls the model back.
             score: The validation score, where more is better, such as the accuracy; None to use
                 how much lower the validation loss is than at first, as a share.
             validate: Returns the score of the model as it is; called once for each held seed while
@@ -328,6 +328,8 @@ class Grower:
         self._note(governor.check_parameters() or governor.check_validation(val_loss))
         decider.note_contributions(contributions)
         self.epoch += 1
+        if val_loss is not None and not math.isfinite(val_loss):
+            val_loss = None  # the governor has seen it
         loss = val_loss if val_loss is not None else train_loss
         if decider.is_first:
             decider.start(score, loss, self._first_loss)
@@ -337,6 +339,7 @@ class Grower:
         slots = decider.slot_arrays()
         self.last_slots = slots.states(0, decider.slot_config)
         decision = self._decide(train_loss, val_loss, score)
+        self._note_growing()
         for average in self._averages:
             average.sync()
         self.was_rolled_back, self._sums = bool(sums.problems), EpochSums()
@@ -494,14 +497,15 @@ class Grower:
             )
         found = own_slots(self._module)
         for name, slot in () if found is None else found.items():
-            if slot.is_in_use:
+            if slot.life.has_seed or slot.life.fossils:
                 raise GrowerError(
                     f"slot {name!r} holds a seed; load the state into a model without seeds, which "
                     "are rebuilt from it."
                 )
         remove_slots(self._module)
-        restore_slots(self._module, json.loads(state["growth"]))
-        self._follow_slots()
+        restore_slots(self._module, json.loads(state["growth"]), self._follow)
+        self._note_growing()
+        self._start_deciding()
         try:
             self._module.load_state_dict(state["model"])
         except RuntimeError as error:
@@ -552,15 +556,22 @@ class Grower:
             self.ranks.require_same(Call.START, name, [float(value)], advice)
         if own_slots(self._module) is None or self._at is not None:
             self._place_slots()
-        self._follow_slots()
+        self._follow(slots(self._module))
+        self._start_deciding()
 
-    def _follow_slots(self) -> None:
-        """Let everything that the training consists of follow the model's slots."""
-        self._slots = slots(self._module)
+    def _follow(self, host_slots: HostSlots) -> None:
+        """Let optimizers, averages and wrappers follow the slots of the model."""
+        self._slots = host_slots
         self._keeper = OptimizerKeeper(self._module, self.optimizers)
-        note = weakref.WeakMethod(self._note_structure)  # the slots must not keep the Grower alive
-        self._slots.listeners.append(lambda: None if (found := note()) is None else found())
-        self._governor = Governor(self._module, self.optimizers, ranks=self.ranks)
+        for average in self._averages:
+            average.follow(host_slots)
+        host_slots.listeners.append(_weakly(self._note_structure))
+        host_slots.action_listeners.append(_weakly(self._note_growing))
+        self._note_structure()
+
+    def _start_deciding(self) -> None:
+        """Make the governor and the controller of a model whose structure is followed."""
+        self._governor = Governor(self.model, self.optimizers, ranks=self.ranks)
         self._decider = decider = Decider(
             self._module, self._slots, self.budget, self.ranks, self.max_parameters
         )
@@ -575,16 +586,16 @@ class Grower:
         sample = self._sample.take()
         if sample is not None:
             decider.start_meter(sample)
-        for average in self._averages:
-            average.follow(self._slots)
         self._is_started = True
-        self._note_structure()
 
     def _note_structure(self) -> None:
-        """Note what grows and which parameters there are, after either has changed."""
-        self._growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
+        """Note which parameters there are, after some were added, removed or replaced."""
         self._known = dict(self._module.named_parameters())
-        rebuild_parallel(self.model)
+        self._note_growing()
+
+    def _note_growing(self) -> None:
+        """Note the slots with an uncommitted seed; looking for them takes long in every step."""
+        self._growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
 
     def _require_unchanged(self) -> None:
         """Raise if parameters were replaced by hand, or the optimizers lost those of seeds."""
@@ -665,6 +676,7 @@ class Grower:
     def _note(self, report: GovernorReport | None) -> GovernorReport | None:
         if report is not None:
             self._sums.problems.append(report.reason)
+            self._note_growing()
             for average in self._averages:
                 average.sync()
         return report
@@ -717,12 +729,12 @@ class Grower:
                 "does on data that it is not trained on, so give it one of them."
             )
         for name, value in means.items():
-            if not math.isfinite(value):
+            if not math.isfinite(value) and not (name == "val_loss" and "score" in means):
                 raise GrowerError(
                     f"{name} is {value}; it must be finite. The model is as it was: end the epoch "
                     "again with another value, or export it."
                 )
-        if "val_loss" in means and self._first_val_loss is None:
+        if self._first_val_loss is None and math.isfinite(means.get("val_loss", math.nan)):
             self._first_val_loss = means["val_loss"]
         if "score" not in means:
             first = cast(float, self._first_val_loss)
@@ -760,6 +772,18 @@ class Grower:
             flops=float(self._decider.records.flops_used[0]),
             slots=slots.states(0, self._decider.slot_config),
         )
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a method as long as its object lives, without keeping it."""
+    known = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = known()
+        if found is not None:
+            found()
+
+    return call
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import safetensors.torch
 import torch
@@ -20,10 +20,37 @@ from esper.errors import StorageError
 from esper.formatting import duration, html_details, html_lines, listed, many
 from esper.growing.decisions import Decision, Trace
 from esper.growth.dry_run import SampleInput
+from esper.growth.host_slots import Slot, slot_size
 from esper.storage.files import replacing, write_atomic
 
 ENDED_BY_CONTROLLER = "the controller ended it"
 """Why training ended early if no limit ended it."""
+
+
+class SlotGrowth(NamedTuple):
+    """What has grown in one slot of a returned model."""
+
+    slot: str
+    blueprints: tuple[str, ...]
+    """The blueprint of each seed, in order."""
+    before: int = 0
+    """Units of each place, or blocks, of the given model; 0 for modules beside a block."""
+    after: int = 0
+    unit: str = ""
+    """What is counted: ``units``, ``heads`` or ``blocks``; empty for modules."""
+    is_full: bool = False
+    """Whether it has all that it may have."""
+
+    @classmethod
+    def of(cls, slot: Slot) -> SlotGrowth:
+        """Return what has grown in a slot."""
+        site, seeds = slot.site, slot.life.committed
+        unit = "" if site.what == "module" else site.what
+        if site.group is not None and site.group.heads is not None:
+            unit = "heads"
+        blueprints = tuple(seed.blueprint for seed in seeds)
+        after = slot_size(slot).hidden
+        return cls(slot.name, blueprints, site.size, after, unit, slot.is_full())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +87,14 @@ class GrowthSummary:
     the given model."""
     budget_epochs: int
     """Epochs of the budget."""
-    seeds: tuple[tuple[str, str], ...]
-    """The slot and the blueprint of each seed in the returned model."""
+    growth: tuple[SlotGrowth, ...] = ()
+    """What has grown in the returned model, by slot."""
     germinated_after: tuple[int, ...] = ()
-    """Epochs trained before each of them germinated; empty if that is unknown."""
-    widened_beside: tuple[str, ...] = ()
-    """The slots of the returned model where widening added a branch beside the block, whose own
-    layers are as wide as before."""
-    full_slots: tuple[str, ...] = ()
-    """The slots of the returned model that have all hidden units that they may have."""
+    """Epochs trained before each seed germinated; empty if that is unknown."""
+    frozen: tuple[str, ...] = ()
+    """Frozen parameters of the returned model with new entries, which did not train."""
     max_widening: float | None = None
-    """How many times its own hidden units a block or pair may have; None for no limit."""
+    """How many times its given units or blocks a slot may have; None for no limit."""
     max_parameters: int | None = None
     """The largest number of parameters, if it ruled out seeds; None if it did not."""
     was_kept: bool
@@ -100,12 +124,22 @@ class GrowthSummary:
     """Whether the returned model is better than that."""
 
     @property
+    def seeds(self) -> tuple[tuple[str, str], ...]:
+        """The slot and the blueprint of each seed in the returned model."""
+        return tuple((each.slot, name) for each in self.growth for name in each.blueprints)
+
+    @property
+    def full_slots(self) -> tuple[str, ...]:
+        """The slots of the returned model that have all that they may have."""
+        return tuple(each.slot for each in self.growth if each.is_full)
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """The result, the growth, the cost and the comparison, in one sentence each."""
         return (
             self._result(),
             self._growth(),
-            *self._beside(),
+            *self._frozen(),
             *self._limits(),
             self._cost(),
             *([self.expectation] if self.expectation else []),
@@ -140,31 +174,34 @@ class GrowthSummary:
     def _growth(self) -> str:
         if not self.was_kept:
             return f"It has {self.parameters_after:,} parameters, as before."
-        if not self.seeds:
+        if not self.growth:
             return f"Nothing was grown: the model has {self.parameters_after:,} parameters."
         added = self.parameters_after - self.parameters_before
         return (
-            f"Grew {', '.join(map(self._slot_growth, dict(self.seeds)))}: "
+            f"Grew {', '.join(map(self._slot_growth, self.growth))}: "
             f"{self.parameters_before:,} parameters became {self.parameters_after:,} ({added:+,})."
         )
 
-    def _slot_growth(self, slot: str) -> str:
-        """Return the growth of a slot, such as ``1>3 twice (widen_huge, epochs 1 and 5)``."""
-        numbers = [number for number, (own, _) in enumerate(self.seeds) if own == slot]
-        details = list(dict.fromkeys(self.seeds[number][1] for number in numbers))
+    def _slot_growth(self, one: SlotGrowth) -> str:
+        """Return a slot's growth, such as ``layers.*.mlp twice (64 to 256 units, epoch 1)``."""
+        details = list(dict.fromkeys(one.blueprints))
+        if one.unit:
+            details = [f"{one.before:,} to {one.after:,} {one.unit}"]
         if self.germinated_after:
-            epochs = dict.fromkeys(str(self.germinated_after[number] + 1) for number in numbers)
+            own = [slot == one.slot for slot, _ in self.seeds]
+            germinated = zip(self.germinated_after, own, strict=True)
+            epochs = dict.fromkeys(str(epoch + 1) for epoch, is_own in germinated if is_own)
             details.append(f"epoch{'s' * (len(epochs) > 1)} {listed(list(epochs))}")
-        often = {1: "", 2: " twice"}.get(len(numbers), f" {len(numbers)} times")
-        return f"{slot}{often} ({', '.join(details)})"
+        times = len(one.blueprints)
+        often = {1: "", 2: " twice"}.get(times, f" {times} times")
+        return f"{one.slot}{often} ({', '.join(details)})"
 
-    def _beside(self) -> tuple[str, ...]:
-        if not self.widened_beside:
+    def _frozen(self) -> tuple[str, ...]:
+        if not self.frozen:
             return ()
         return (
-            f"Widening in {listed(list(self.widened_beside))} added a branch beside it, so its own "
-            "width is as before; esper.find_slots lists pairs of layers, such as 'a>b', that can "
-            "be widened themselves.",
+            f"New entries of frozen parameters did not train: {listed(list(self.frozen))}; set "
+            "requires_grad if they should.",
         )
 
     def _limits(self) -> tuple[str, ...]:
@@ -172,7 +209,7 @@ class GrowthSummary:
         if self.full_slots and self.max_widening is not None:
             found.append(
                 f"{listed(list(self.full_slots))} hit the size limit ({self.max_widening:g} times "
-                "the given hidden units). To raise it, add the slots before growing: "
+                "the given size). To raise it, add the slots before growing: "
                 "esper.add_slots(model, ..., growth_config=GrowthConfig(max_widening=...))."
             )
         if self.max_parameters is not None:

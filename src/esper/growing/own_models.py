@@ -33,7 +33,7 @@ from esper.growth.dry_run import batch_size_of, first_samples
 from esper.growth.export import export
 from esper.growth.footprint import training_step_flops
 from esper.growth.host_slots import slots
-from esper.growth.modules import count_parameters, seeded
+from esper.growth.modules import compiled_like, count_parameters, seeded
 from esper.growth.placement import require_growable
 from esper.lifecycle.factored_actions import Op
 from esper.modes import suitable_threads
@@ -54,6 +54,8 @@ class OwnModel:
     """The user's model, its data and its training settings; it can be trained several times."""
 
     given: nn.Module
+    wrapped: nn.Module
+    """The user's own object, compiled or not, which is only looked at."""
     optimizer: GivenOptimizer
     settings: PopulationConfig
     plan: Budget
@@ -87,7 +89,7 @@ class OwnModel:
         with seeded(self.seed):
             with suitable_threads(self.batch_flops):
                 grower = Grower(
-                    model,
+                    compiled_like(self.wrapped, model),
                     optimizer,
                     epochs=self.plan.n_epochs,
                     controller=controller,
@@ -169,7 +171,8 @@ class OwnModel:
         first = loop.timeline[0] if loop.timeline else None
         was_kept = kept.epoch > 0 and self.objective.is_better(kept.evaluation.value, before.value)
         rebuilt = kept.rebuild(self.given) if was_kept else ExportedEpoch(template, ())
-        model, seeds = rebuilt.model, rebuilt.seeds
+        model, growth = rebuilt.model, rebuilt.growth
+        seeds = [(each.slot, name) for each in growth for name in each.blueprints]
         copy_modes(self.given, model)
         for parameter in model.parameters():
             parameter.grad = None
@@ -185,10 +188,9 @@ class OwnModel:
             n_epochs=grower.epoch,
             best_epoch=kept.epoch,
             budget_epochs=self.plan.n_epochs,
-            seeds=seeds,
+            growth=growth,
             germinated_after=germination_epochs(loop.timeline, seeds, kept.epoch),
-            full_slots=rebuilt.full_slots,
-            widened_beside=rebuilt.beside,
+            frozen=_find_frozen(self.given, model),
             max_widening=grower.slots.lives.growth_config.max_widening,
             max_parameters=self.max_parameters if grower.was_limited else None,
             was_kept=was_kept,
@@ -229,6 +231,16 @@ class OwnModel:
             n_illegal=np.zeros(1, np.int64),
             draw_seeds=np.array([self.seed]),
         )
+
+
+def _find_frozen(given: nn.Module, grown: nn.Module) -> tuple[str, ...]:
+    """Return the frozen parameters of a grown model that have other shapes than before."""
+    shapes = {name: parameter.shape for name, parameter in given.named_parameters()}
+    return tuple(
+        name
+        for name, parameter in grown.named_parameters()
+        if not parameter.requires_grad and shapes.get(name, parameter.shape) != parameter.shape
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.episodes import StepResult
 from esper.errors import RunError
 from esper.growing.decisions import Decision, OnStep, Trace, end_note, ignore_step
-from esper.growing.grown import Grown, GrowthSummary, germination_epochs
+from esper.growing.grown import Grown, GrowthSummary, SlotGrowth, germination_epochs
 from esper.growing.measuring import measure
 from esper.growing.progress import EpochProgress
 from esper.growth.export import export
@@ -107,7 +107,12 @@ def _grow_host(
     grown, draw = _export_host(envs), envs.growth.draws[0]
     before, after = (measure(one, draw.data.test, envs.task.metric) for one in (given, grown))
     lives, budget = population.lives(0).items(), envs.task.budget
-    seeds = tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
+    growth = tuple(
+        SlotGrowth(slot, tuple(seed.blueprint for seed in life.committed))
+        for slot, life in lives
+        if life.committed
+    )
+    seeds = [(each.slot, name) for each in growth for name in each.blueprints]
     best_epoch = int(envs.growth.records.settled_epoch[0])
     summary = GrowthSummary(
         metric=envs.task.metric.name,
@@ -121,7 +126,7 @@ def _grow_host(
         n_epochs=int(results.n_epochs[0]),
         best_epoch=best_epoch,
         budget_epochs=budget.n_epochs,
-        seeds=seeds,
+        growth=growth,
         germinated_after=germination_epochs(timeline, seeds, best_epoch),
         was_kept=True,
         controller=controller.name,

@@ -21,15 +21,15 @@ from esper.formatting import many
 from esper.growing.batches import Batches
 from esper.growing.decisions import Decision, OnStep, Trace, end_note
 from esper.growing.grower import Grower, relative_drop
-from esper.growing.grown import ENDED_BY_CONTROLLER
+from esper.growing.grown import ENDED_BY_CONTROLLER, SlotGrowth
 from esper.growing.measuring import require_finite_batch
 from esper.growing.objectives import Evaluation, Objective
 from esper.growth.export import export
-from esper.growth.host_slots import remove_slots, slots
+from esper.growth.host_slots import remove_slots, slots, unwrapped
 from esper.growth.modules import named_tensors
 from esper.growth.saved_models import describe_slots, restore_slots
+from esper.growth.slot_states import SlotLife
 from esper.modes import suitable_threads
-from esper.populations.host_data import NO_ABLATION, Ablation
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import from_nested, to_nested
 
@@ -65,7 +65,7 @@ class BestEpoch:
     n_committed: int
 
     def rebuild(self, template: nn.Module) -> ExportedEpoch:
-        """Return the model of this epoch as a plain module, and what is part of it.
+        """Return the model of this epoch as a plain module, and what has grown in it.
 
         Args:
             template: A model of the given architecture, whose slots if any are empty.
@@ -78,12 +78,8 @@ class BestEpoch:
                 tensor.copy_(self.tensors[name])
         grown = slots(twin)
         grown.end_growth(keep=self.keeps_blended)
-        lives = grown.lives.items()
-        seeds = tuple((slot, seed.blueprint) for slot, life in lives for seed in life.committed)
-        # A slot that is full keeps its last seed; others absorb it and can grow again.
-        full = tuple(name for name, slot in grown.items() if slot.seed and slot.is_full())
-        beside = tuple(name for name, slot in grown.items() if slot.is_widened_beside)
-        return ExportedEpoch(export(twin, committed_only=True), seeds, full, beside)
+        growth = tuple(SlotGrowth.of(slot) for slot in grown.values() if slot.life.committed)
+        return ExportedEpoch(export(twin, committed_only=True), growth)
 
 
 class ExportedEpoch(NamedTuple):
@@ -91,12 +87,8 @@ class ExportedEpoch(NamedTuple):
 
     model: nn.Module
     """A plain module."""
-    seeds: tuple[tuple[str, str], ...]
-    """The slot and the blueprint of each seed in it."""
-    full_slots: tuple[str, ...] = ()
-    """The slots that have all hidden units that they may have."""
-    beside: tuple[str, ...] = ()
-    """The slots whose widening is a branch beside the block."""
+    growth: tuple[SlotGrowth, ...]
+    """What has grown in it."""
 
 
 class TrainingLoop:
@@ -192,13 +184,11 @@ class TrainingLoop:
                 loss = self.objective.loss(batch.run(self._model), batch.targets)
                 loss.backward()
             except Exception as error:
-                blame_user_code(
-                    UnsupportedHostError,
-                    error,
-                    "the model or its loss",
-                    f"in training, on a batch of {batch.size} samples; fix its forward() or the "
-                    "loss.",
-                )
+                advice = "fix its forward() or the loss."
+                if batch.size == 1:  # has no statistics that a norm could take
+                    advice = "if other batches are larger, give the DataLoader drop_last=True."
+                where = f"in training, on a batch of {many(batch.size, 'sample')}; {advice}"
+                blame_user_code(UnsupportedHostError, error, "the model or its loss", where)
             report = self.grower.step(loss)
             if report is not None and self.grower.epoch == 0:
                 require_finite_batch(batch, number, self._train.name)
@@ -222,18 +212,18 @@ class TrainingLoop:
         lives = self.grower.slots.lives
         keeps, best = True, found
         if any(life.is_growing and life.affects_output for _, life in lives.items()):
-            without = self._evaluate(Ablation(is_uncommitted=True))
+            without = self._evaluate(lambda _, life: life.is_growing)
             if self.objective.is_better(without.value, found.value):
                 keeps, best = False, without
         self.kept = self._keep(best, epoch=self.grower.epoch + 1, keeps_blended=keeps)
 
     def _keep(self, found: Evaluation, *, epoch: int, keeps_blended: bool) -> BestEpoch:
-        tensors = {name: t.detach().clone() for name, t in named_tensors(self._model).items()}
+        tensors = named_tensors(unwrapped(self._model))
         return BestEpoch(
             epoch=epoch,
             evaluation=found,
             growth=json.dumps(describe_slots(self.grower.slots)),
-            tensors=tensors,
+            tensors={name: tensor.detach().clone() for name, tensor in tensors.items()},
             keeps_blended=keeps_blended,
             n_committed=self._n_committed(),
         )
@@ -241,8 +231,10 @@ class TrainingLoop:
     def _n_committed(self) -> int:
         return sum(len(life.committed) for _, life in self.grower.slots.lives.items())
 
-    def _evaluate(self, ablation: Ablation = NO_ABLATION) -> Evaluation:
-        with self.grower.slots.without(ablation.excludes):
+    def _evaluate(
+        self, is_left_out: Callable[[str, SlotLife], bool] = lambda *_: False
+    ) -> Evaluation:
+        with self.grower.slots.without(is_left_out):
             return self.objective.evaluate(self._model, self._validation)
 
     def score(self, found: Evaluation) -> float:
@@ -252,8 +244,7 @@ class TrainingLoop:
 
     def _shown(self, found: Evaluation) -> dict[str, float]:
         """Return what the Grower is told about an evaluation."""
-        loss = {"val_loss": found.loss} if math.isfinite(found.loss) else {}
-        return {"score": self.score(found), **loss}
+        return {"score": self.score(found), "val_loss": found.loss}
 
     def _schedulers(self, *, per_batch: bool) -> list[LRScheduler]:
         return [each for each in self.grower.schedulers if isinstance(each, PER_BATCH) == per_batch]

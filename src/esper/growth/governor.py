@@ -18,6 +18,12 @@ from esper.errors import SlotError, TensorError
 from esper.growth.host_slots import HostSlots, SlotSnapshot, slots, unwrapped
 from esper.growth.modules import named_modules
 from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
+from esper.growth.parallel import (
+    find_outdated,
+    initialize_again,
+    on_wrapped,
+    require_rebuildable,
+)
 from esper.growth.ranks import Call, Ranks
 from esper.growth.sharding import find_mesh, is_sharded, local_values, reshard, total_norm
 from esper.growth.surgery.edits import Edits
@@ -229,6 +235,10 @@ class Governor:
         """
         self.optimizers = as_optimizers(optimizer, model)
         self.ranks = Ranks(model) if ranks is None else ranks
+        require_rebuildable(model)
+        self._wrapper = model
+        if self.ranks.count > 1:
+            on_wrapped(model, self._set_wrapper)
         model = unwrapped(model)
         self.model = model
         self.slots: HostSlots = slots(model)
@@ -333,9 +343,7 @@ class Governor:
         is_usual = self.validation.is_usual(loss)
         problem = self.validation.judge(loss)
         if problem is not None:
-            return self.restore(
-                f"after the epoch, {problem}".replace("the loss", "validation loss")
-            )
+            return self.restore(problem.replace("the loss", "the validation loss", 1))
         self.validation.add_one(loss)
         self._is_proven |= is_usual
         return None
@@ -406,6 +414,13 @@ class Governor:
         """Note the parameters that the model has; looking for them takes long in every step."""
         self._parameters = list(self.model.parameters())
         self._is_sharded = find_mesh(self.model) is not None
+        for wrapper in find_outdated(self._wrapper):
+            self._require_same_structure(Call.GROWTH_ACTION)
+            initialize_again(wrapper)
+
+    def _set_wrapper(self, wrapper: nn.Module) -> None:
+        require_rebuildable(wrapper)
+        self._wrapper = wrapper
 
     def keep_if_finite(self) -> None:
         """Take a snapshot if all parameters and buffers are finite."""

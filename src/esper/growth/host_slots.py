@@ -97,6 +97,8 @@ class HostSlots(Mapping[str, Slot]):
         """Called with each change of the model's own layers, before ``listeners``."""
         self.journal: list[Edits] | None = None
         """The changes of the model's own layers that can be undone; None to keep none."""
+        self._is_rebuilding = False
+        """Whether lives say what is not there yet."""
         self.version = 0
         """Counts changes of structure."""
         self._slots: dict[str, Slot] = {}
@@ -451,6 +453,7 @@ class HostSlots(Mapping[str, Slot]):
         Blocks are copied first, so that units are added to all of them.
         """
         order = {BlockSlot: 0, UnitSlot: 1, SeedSlot: 2}
+        self._is_rebuilding = True
         for name, place in sorted(self.items(), key=lambda pair: order[type(pair[1])]):
             life = self.lives[name]
             with seeded(0):
@@ -464,6 +467,7 @@ class HostSlots(Mapping[str, Slot]):
                     place.rebuild()
                     shard(place.called_parts(), self.model)
                     self.place(name, is_used=True)
+        self._is_rebuilding = False
         self._notify()
 
     def restore_slot(self, slot: str, state: SlotSnapshot) -> None:
@@ -539,6 +543,8 @@ class HostSlots(Mapping[str, Slot]):
 
     def refresh(self) -> None:
         """Tell what runs the model, such as a compiled graph, that lives may have changed."""
+        if self._is_rebuilding:
+            return
         for slot in self._slots.values():
             slot.refresh()
 

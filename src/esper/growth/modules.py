@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -92,3 +93,23 @@ def unchanged_buffers(model: nn.Module) -> Generator[None]:
         with torch.no_grad():
             for module, name, buffer, value in found:
                 setattr(module, name, buffer.copy_(value))
+
+
+def compiled_like(given: nn.Module, model: nn.Module) -> nn.Module:
+    """Return a copy of the model that ``given`` wraps, compiled as that is; else the copy itself.
+
+    What is compiled in place, by ``module.compile()``, is compiled so in the copy.
+    """
+    wrappers: list[Any] = []
+    while "_orig_mod" in (inner := vars(given).get("_modules", {})):
+        wrappers.append(given)
+        given = inner["_orig_mod"]
+    own: dict[str, Any] = dict(named_modules(model))
+    for name, module in named_modules(given).items():
+        compiled: Any = vars(module).get("_compiled_call_impl")
+        context = compiled and inspect.getclosurevars(compiled).nonlocals.get("self")
+        if context is not None and name in own:
+            own[name]._compiled_call_impl = context(own[name]._call_impl)
+    for wrapper in reversed(wrappers):
+        model = wrapper.dynamo_ctx(model)
+    return model

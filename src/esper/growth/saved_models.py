@@ -250,8 +250,13 @@ def describe_slots(host: HostSlots) -> dict[str, Any]:
     }
 
 
-def restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
-    """Add the saved slots to a new model and grow it likewise; weights are loaded later."""
+def restore_slots(
+    model: nn.Module, growth: dict[str, Any], follow: Callable[[HostSlots], object] | None = None
+) -> None:
+    """Add the saved slots to a new model and grow it likewise; weights are loaded later.
+
+    ``follow`` is called with the slots before the model grows, so that optimizers can follow.
+    """
     sites = [from_json(SlotSite, site) for site in growth["sites"]]
     known = {name for name, _ in module_names(model)}
     for site in sites:
@@ -269,6 +274,8 @@ def restore_slots(model: nn.Module, growth: dict[str, Any]) -> None:
         seed=growth["seed"],
     )
     host.n_germinated = growth["n_germinated"]
+    if follow is not None:
+        follow(host)
     host.lives.load_json(growth["lives"])
     for name, life in host.lives.items():
         needed = [fossil.blueprint for fossil in life.fossils]

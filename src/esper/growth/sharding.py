@@ -48,10 +48,10 @@ def whole_values(tensor: Tensor) -> Tensor:
 def total_norm(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all tensors together; every process must call it if some are sharded."""
     found = list(tensors)
-    if len({(tensor.device, tensor.dtype, tensor.layout) for tensor in found}) == 1:
-        if not any(map(is_sharded, found)) and found[0].layout is torch.strided:
-            # What get_total_norm does, without a third of a millisecond around it.
-            return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found))).item()
+    kinds = {(tensor.device, tensor.dtype, tensor.layout) for tensor in found}
+    if len(kinds) == 1 and found[0].layout is torch.strided and not any(map(is_sharded, found)):
+        # What get_total_norm does, without a third of a millisecond around it.
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found))).item()
     kinds = (
         [local_values(tensor) for tensor in found if not is_sharded(tensor)],
         [tensor for tensor in found if is_sharded(tensor)],

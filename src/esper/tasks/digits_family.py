@@ -270,7 +270,4 @@ def _pools() -> _Pools:
 def _host_makers(host: str) -> dict[int, HostMaker]:
     """Return the host factory of each width, the same object in every draw."""
     kind = HOST_KINDS[host]
-    return {
-        width: HostMaker(replace(kind.design, hidden=width))
-        for width in kind.widths
-    }
+    return {width: HostMaker(replace(kind.design, hidden=width)) for width in kind.widths}

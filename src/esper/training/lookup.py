@@ -12,9 +12,10 @@ from esper.config.catalogue import SHIPPED
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, ConfigError, RunError
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import slot_size, slots
 from esper.growth.modules import count_parameters
 from esper.invocation import training_command
+from esper.lifecycle.stages import Stage
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.controller_folder import locate_controller
 from esper.storage.run_folder import RunFolder
@@ -116,12 +117,15 @@ class SizePreview:
     def __init__(self, model: nn.Module) -> None:
         """Take a copy of the model, with slots, which will grow."""
         self._model = model
-        slots(self._model).lives.growth_config = GrowthConfig()  # seeds wait to be committed
 
     @property
     def parameters(self) -> int:
         """Parameters of the host with the seeds that were added so far."""
         return count_parameters(self._model)
+
+    def depth(self, slot: str) -> int:
+        """Return the residual blocks of a slot."""
+        return slot_size(slots(self._model)[slot]).hidden
 
     def price(self, slot: str, blueprint: str) -> int:
         """Return the parameters that a seed would add."""
@@ -131,7 +135,8 @@ class SizePreview:
         """Add a seed."""
         grown = slots(self._model)
         grown.germinate(slot, blueprint)
-        grown.commit(slot)
+        if grown[slot].stage != Stage.FOSSILIZED:
+            grown.commit(slot)
         grown.absorb(slot)
 
 

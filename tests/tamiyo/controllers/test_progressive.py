@@ -33,6 +33,9 @@ class Preview:
         self.parameters, self.deepen = parameters, deepen
         self.units = {"a": 1.0, "b": 1.0}
 
+    def depth(self, slot: str) -> int:
+        return {"a": 2, "b": 1}[slot]
+
     def price(self, slot: str, blueprint: str) -> int:
         if blueprint == "deepen":
             return self.deepen
@@ -56,7 +59,9 @@ def test_without_a_target_every_slot_grows_once_deeper_where_it_can() -> None:
 
 
 def test_a_depth_is_reached_by_copying_blocks_in_turn() -> None:
-    schedule = progressive(LAYOUT, target={"depth": 7}, fractions=(0.5, 0.2))
+    """There are three blocks, two of them in one slot."""
+    given: dict[str, Any] = {"preview": Preview()}
+    schedule = progressive(LAYOUT, target={"depth": 8}, fractions=(0.5, 0.2), **given)
     assert planned(schedule) == [
         ("a", "deepen", 0.2),
         ("b", "deepen", 0.2),
@@ -64,7 +69,7 @@ def test_a_depth_is_reached_by_copying_blocks_in_turn() -> None:
         ("b", "deepen", 0.5),
         ("a", "deepen", 0.5),
     ]
-    assert progressive(LAYOUT, target={"depth": 2}).plantings == ()
+    assert progressive(LAYOUT, target={"depth": 3}, **given).plantings == ()
 
 
 @given(st.integers(1000, 10_000_000))
@@ -85,8 +90,9 @@ def test_slots_take_turns_when_growing_to_a_number_of_parameters() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": {"depth": 1}}, "depth 1 .* has 2"),
-        ({"target": {"depth": 5000}}, "depth 5000"),
+        ({"target": {"depth": 1}, "preview": Preview()}, "depth 1 .* has 3"),
+        ({"target": {"depth": 5000}, "preview": Preview()}, "depth 5000"),
+        ({"target": {"depth": 4}}, "preview"),
         ({"target": {"depth": 2.5}}, r"target\.depth is 2\.5"),
         ({"target": {"dept": 4}}, "target is 'dept'"),
         ({"target": {}}, "0 entries"),
@@ -106,7 +112,7 @@ def test_what_cannot_be_planned_is_refused(options: dict[str, Any], message: str
 
 def test_a_depth_needs_residual_blocks() -> None:
     with pytest.raises(ConfigError, match="residual block"):
-        progressive(WIDE_ONLY, target={"depth": 4})
+        progressive(WIDE_ONLY, target={"depth": 4}, preview=Preview())
 
 
 def test_a_target_out_of_reach_is_refused() -> None:

@@ -39,6 +39,10 @@ class GrowthPreview(Protocol):
         """Parameters of the host with the seeds that were added so far."""
         ...
 
+    def depth(self, slot: str) -> int:
+        """Return the residual blocks of a slot that can get more of them."""
+        ...
+
     def price(self, slot: str, blueprint: str) -> int:
         """Return the parameters that a seed would add."""
         ...
@@ -65,7 +69,7 @@ def progressive(
             that many parameters, or None to grow once in every slot.
         fractions: Fractions of the budget, from 0 to 1, at which the model grows; the seeds are
             divided evenly among them.
-        preview: The host's size as it grows, which a target in parameters needs.
+        preview: The host's size as it grows, which a target needs.
         n_epochs: The epochs of the budget, if a target that needs more is to be refused; one seed
             germinates in an epoch.
         name: The controller's name in comparisons.
@@ -80,9 +84,9 @@ def progressive(
     config = layout.slot_config
     kind, wanted = _require_target(target)
     if kind == "depth":
-        growth = _plan_depth(config, wanted)
+        growth = _plan_depth(config, wanted, _require_preview(preview, "depth"))
     elif kind == "parameters":
-        growth = _plan_parameters(config, wanted, preview)
+        growth = _plan_parameters(config, wanted, _require_preview(preview, "number of parameters"))
     else:
         growth = _plan_once(config)
     plantings = [
@@ -141,8 +145,17 @@ def _plan_once(config: SlotConfig) -> list[tuple[str, ...]]:
     return growth
 
 
-def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, ...]]:
-    """Return the blocks to copy, in turn, until there are ``depth`` of them."""
+def _require_preview(preview: GrowthPreview | None, kind: str) -> GrowthPreview:
+    if preview is None:
+        raise ConfigError(
+            f"target is a {kind}, but the host's size is unknown; pass preview=..., or use "
+            "esper.grow, which knows it."
+        )
+    return preview
+
+
+def _plan_depth(config: SlotConfig, depth: int, preview: GrowthPreview) -> list[tuple[str, ...]]:
+    """Return the lists to lengthen, in turn, until they have ``depth`` blocks together."""
     blocks = [
         slot
         for slot in config.slot_ids
@@ -150,10 +163,11 @@ def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, ...]]:
     ]
     if not blocks:
         raise ConfigError(
-            "target is a depth, but no slot of this host sits on a residual block; give a target "
-            "in parameters, or put slots on residual blocks."
+            "target is a depth, but no slot of this host is a list of residual blocks; give a "
+            "target in parameters, or put slots on residual blocks."
         )
-    missing = depth - len(blocks)
+    n_blocks = sum(map(preview.depth, blocks))
+    missing = depth - n_blocks
     if missing > MAX_SEEDS:
         raise ConfigError(
             f"target depth {depth} needs more than {MAX_SEEDS} new blocks; start with a deeper "
@@ -161,21 +175,16 @@ def _plan_depth(config: SlotConfig, depth: int) -> list[tuple[str, ...]]:
         )
     if missing < 0:
         raise ConfigError(
-            f"target depth {depth} is smaller than the model, which has {len(blocks)} residual "
-            f"blocks; it must be at least {len(blocks)}."
+            f"target depth {depth} is smaller than the model, which has {n_blocks} residual "
+            f"blocks; it must be at least {n_blocks}."
         )
     return [(blocks[k % len(blocks)], DEEPEN) for k in range(missing)]
 
 
 def _plan_parameters(
-    config: SlotConfig, wanted: int, preview: GrowthPreview | None
+    config: SlotConfig, wanted: int, preview: GrowthPreview
 ) -> list[tuple[str, ...]]:
     """Return seeds, slot by slot in turn, that bring the model close to ``wanted`` parameters."""
-    if preview is None:
-        raise ConfigError(
-            "target is a number of parameters, but the host's size is unknown; pass preview=..., "
-            "or use esper.grow, which knows it."
-        )
     n_before = preview.parameters
     if wanted < n_before:
         raise ConfigError(

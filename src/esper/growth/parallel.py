@@ -1,20 +1,20 @@
-"""The wrappers of a model that have to follow when parameters in it are replaced.
+"""DistributedDataParallel around a model whose parameters are replaced.
 
-DistributedDataParallel knows the parameters that its module had when it was made: gradients of
-others are silently not averaged. ``torch.compile`` follows by itself, but a copy of a model is not
-compiled.
+It knows the parameters that its module had when it was made; gradients of others are not averaged.
+So the user's own object is initialized anew whenever the model has changed.
 """
 
 from __future__ import annotations
 
 import inspect
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from esper.errors import GrowerError
-from esper.growth.modules import named_modules
+from esper.errors import SlotError
 
 _HOOKS = ("_hooks", "_with_kwargs", "_always_called")
 """How the names of a module's tables of hooks end."""
@@ -24,33 +24,35 @@ def require_rebuildable(model: nn.Module) -> None:
     """Reject DistributedDataParallel with options that it cannot be made again with.
 
     Raises:
-        GrowerError: Naming the option.
+        SlotError: Naming the option.
     """
     for wrapper in _parallel_wrappers(model):
         for name in ("mixed_precision", "_delay_all_reduce_params"):
             if getattr(wrapper, name, None):
                 option = name.removeprefix("_").replace("_params", "_named_params")
-                raise GrowerError(
+                raise SlotError(
                     f"DistributedDataParallel was made with {option}, which does not work with a "
                     "model that grows; leave it out."
                 )
 
 
-def rebuild_parallel(model: nn.Module) -> None:
-    """Let DistributedDataParallel around or in a model's wrappers know its present parameters.
-
-    Every process must call it. The user's own object is initialized anew, with its options, hooks
-    and mode.
-    """
+def find_outdated(model: nn.Module) -> list[Any]:
+    """Return the DistributedDataParallel wrappers that know other parameters than there are."""
+    found: list[Any] = []
     for wrapper in _parallel_wrappers(model):
         ignored = set(getattr(wrapper.module, "_ddp_params_and_buffers_to_ignore", ()))
         named = wrapper.module.named_parameters()
         now = [id(parameter) for name, parameter in named if name not in ignored]
         if now != [id(parameter) for parameter in wrapper._module_parameters]:
-            _initialize_again(wrapper)
+            found.append(wrapper)
+    return found
 
 
-def _initialize_again(wrapper: Any) -> None:
+def initialize_again(wrapper: Any) -> None:
+    """Let DistributedDataParallel know the present parameters; every process must call it.
+
+    The object keeps its options, hooks and mode.
+    """
     own: dict[str, Any] = vars(wrapper)
     initialize: Any = DistributedDataParallel.__init__
     options: dict[str, Any] = {
@@ -83,21 +85,30 @@ def _parallel_wrappers(model: nn.Module) -> list[Any]:
             return found
 
 
-def compiled_like(given: nn.Module, model: nn.Module) -> nn.Module:
-    """Return a copy of the model that ``given`` wraps, compiled as that is; else the copy itself.
+def on_wrapped(model: nn.Module, call: Callable[[nn.Module], None]) -> None:
+    """Call a method with the DistributedDataParallel that a model is first called by, if any.
 
-    What is compiled in place, by ``module.compile()``, is compiled so in the copy.
+    A loop may wrap a model after it has been given to a Grower.
     """
-    wrappers: list[Any] = []
-    while "_orig_mod" in (inner := vars(given).get("_modules", {})):
-        wrappers.append(given)
-        given = inner["_orig_mod"]
-    own: dict[str, Any] = dict(named_modules(model))
-    for name, module in named_modules(given).items():
-        compiled: Any = vars(module).get("_compiled_call_impl")
-        context = compiled and inspect.getclosurevars(compiled).nonlocals.get("self")
-        if context is not None and name in own:
-            own[name]._compiled_call_impl = context(own[name]._call_impl)
-    for wrapper in reversed(wrappers):
-        model = wrapper.dynamo_ctx(model)
-    return model
+    if not _parallel_wrappers(model):
+        hook = _WrapperHook(weakref.WeakMethod(call))
+        hook.handle = model.register_forward_pre_hook(hook)
+
+
+class _WrapperHook:
+    """Waits for a wrapper; in a copy of the model it waits for nothing."""
+
+    handle: Any = None
+
+    def __init__(self, call: weakref.WeakMethod[Callable[[nn.Module], None]] | None) -> None:
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        wrapper: Any = DistributedDataParallel._get_active_ddp_module()
+        call = self._call and self._call()
+        if wrapper is not None and call is not None:
+            self.handle.remove()
+            call(wrapper)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _WrapperHook:
+        return _WrapperHook(None)
