@@ -446,3 +446,43 @@ def test_frozen_layers_stay_frozen() -> None:
     model = Gated(4).requires_grad_(False)
     esper.widen(model, 2.0, sample_input=torch.randn(2, 5))
     assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_undo_goes_backwards() -> None:
+    x = torch.randn(2, 5)
+    model = mlp(4)
+    first = esper.widen(model, 2.0, sample_input=x)
+    second = esper.widen(model, 2.0, sample_input=x)
+    with pytest.raises(SurgeryError, match="last change first"):
+        first.undo()
+    second.undo()
+    first.undo()
+    assert model[0].out_features == 4
+
+
+def test_an_iterable_of_batches_is_no_sample() -> None:
+    model = mlp(4)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 5)))
+    for sample in (loader, loader.dataset, iter(loader)):
+        with pytest.raises(SurgeryError, match=f"sample_input is {type(sample).__name__}"):
+            esper.widen(model, 2.0, sample_input=sample)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_refused_in_a_line() -> None:
+    scripted = torch.jit.script(mlp(4))
+    for model in (scripted, nn.Sequential(scripted)):
+        with pytest.raises(SurgeryError, match="scripted"):
+            esper.widen(model, 2.0, sample_input=torch.randn(2, 5))
+
+
+def test_a_place_that_cannot_be_widened_says_why() -> None:
+    model = nn.Sequential(mlp(4), *(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in "12"))
+    for name in ("1.0", "2.0", "1"):
+        with pytest.raises(SurgeryError, match=f"'{name}' cannot be widened. .*LayerNorm.*0.0>0.2"):
+            esper.widen(model, 2.0, sample_input=torch.randn(2, 5), at=name)
+
+
+def test_a_model_without_layers_says_what_it_lacks() -> None:
+    with pytest.raises(SurgeryError, match="no linear"):
+        esper.widen(nn.Sequential(nn.ReLU()), 2.0, sample_input=torch.randn(2, 5))

@@ -36,6 +36,8 @@ class BlockList:
     """How the copy of a block becomes the identity, by index."""
     is_stack: bool
     """Whether all blocks are residual, as in a stack of encoder blocks; stages are not."""
+    n_layers: int = 0
+    """Entries that are no blocks, such as single layers of an ``nn.Sequential``."""
 
     def block(self, index: int) -> str:
         """Return the name of a block."""
@@ -110,9 +112,10 @@ def find_block_lists(
             for (k, identity), fits in zip(identities.items(), alike, strict=True)
             if fits
         }
-        length = len(_entries(containers[name]))
-        is_stack = len(identities) == length
-        lists.append(BlockList(f"{name}.*" if name else "*", name, length, able, is_stack))
+        entries = list(containers[name].children())
+        n_layers = sum(not any(entry.children()) for entry in entries)
+        is_stack, shown = len(identities) == len(entries), f"{name}.*" if name else "*"
+        lists.append(BlockList(shown, name, len(entries), able, is_stack, n_layers))
     return lists
 
 

@@ -40,12 +40,6 @@ class Replacement:
         """Whether it is a new parameter, or one with more entries than before."""
         return isinstance(self.new, nn.Parameter) and (self.old is None or bool(self.indices))
 
-    def old_entries(self) -> Tensor:
-        """Return which entries of the new tensor were there before."""
-        if self.old is None:
-            return torch.zeros_like(self.new, dtype=torch.bool)
-        return expanded(torch.ones_like(self.old, dtype=torch.bool), self.indices, self.new)
-
 
 class Edits:
     """Changes of one model, in order."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
 
 from esper.errors import SurgeryError, did_you_mean, summarize_error, type_of
 from esper.growth.dry_run import SampleInput, call_model, tensors_in
@@ -30,7 +32,7 @@ from esper.growth.surgery.configuration import (
     require_valid,
 )
 from esper.growth.surgery.edits import Edits, add_units
-from esper.growth.surgery.places import Group, group_places, matches
+from esper.growth.surgery.places import STAR, Group, group_places, matches
 from esper.growth.surgery.tracing import PlaceFinder, largest_difference, tolerance_for
 from esper.modes import evaluation_mode
 
@@ -70,6 +72,8 @@ class Plan(ABC):
 
     verb: str
     """What it does, as a participle."""
+    needs: str
+    """What a model lacks that has nothing to change and no problems."""
     groups: Sequence[Any]
     """What can be changed; each has a ``name``."""
     problems: Mapping[str, str]
@@ -106,6 +110,7 @@ class Widening(Plan):
     """Adds units to groups of places."""
 
     verb = "widened"
+    needs = "it has no linear, convolutional, recurrent or embedding layers"
 
     def __init__(
         self, operation: Operation, factor: float, generator: torch.Generator | None
@@ -162,6 +167,7 @@ class Deepening(Plan):
     """Adds copies of blocks to lists of blocks."""
 
     verb = "deepened"
+    needs = "it has no nn.ModuleList or nn.Sequential of blocks, modules with layers inside"
 
     def __init__(
         self, operation: Operation, by: int | None, to: int | None, *, is_identity: bool
@@ -205,21 +211,23 @@ class Deepening(Plan):
     def row(self, group: BlockList, edits: Edits) -> ChangedPlace:
         """Return what became of a list."""
         (size,) = self.sizes(group)
+        before, after = size.before - group.n_layers, size.after - group.n_layers
         entries = list(edits.model.get_submodule(group.container).children())
         copies = [k for k, index in enumerate(size.sources) if index in size.sources[:k]]
         n_new = sum(count_parameters(entries[k]) for k in copies)
-        return ChangedPlace(group.name, size.before, size.after, "blocks", 1, n_new)
+        return ChangedPlace(group.name, before, after, "blocks", 1, n_new)
 
     def _n_new(self, blocks: BlockList) -> int:
         if self._to is None:
             assert self._by is not None, "either by or to is given"
             return self._by
-        if self._to <= blocks.length:
+        n_blocks = blocks.length - blocks.n_layers
+        if self._to <= n_blocks:
             raise SurgeryError(
-                f"to is {self._to}, but {blocks.name} has {blocks.length} blocks already; give a "
-                "larger number, or at= for other lists."
+                f"to is {self._to}, but {blocks.name} has {n_blocks} blocks already; give a larger "
+                "number, or at= for other lists."
             )
-        return self._to - blocks.length
+        return self._to - n_blocks
 
 
 class Operation:
@@ -234,9 +242,10 @@ class Operation:
             SurgeryError: If the model cannot be changed in place, or be compared on the sample.
         """
         _require_changeable(model)
-        if sample_input is None:
+        if sample_input is None or isinstance(sample_input, (DataLoader, Dataset, Iterator)):
+            given = "missing" if sample_input is None else type_of(sample_input)
             raise SurgeryError(
-                "sample_input is missing; give a batch that the model can be called with: a "
+                f"sample_input is {given}; give one batch that the model can be called with: a "
                 "tensor, a tuple of arguments or a mapping of keyword arguments."
             )
         self.model = unwrapped(model)
@@ -402,9 +411,9 @@ class Operation:
 def _select(plan: Plan, at: At) -> list[Any]:
     """Return the groups, or single members of groups, that are named; all by default."""
     if not plan.groups:
-        reasons = [f"{name}: {why}" for name, why in plan.problems.items()][:3]
-        more = f" ({'; '.join(reasons)})" if reasons else ""
-        raise SurgeryError(f"nothing in this model can be {plan.verb}{more}.")
+        reasons = [f"{name}: {why.rstrip('.')}" for name, why in plan.problems.items()][:3]
+        more = "; ".join(reasons) or plan.needs
+        raise SurgeryError(f"nothing in this model can be {plan.verb} ({more}).")
     if at is None:
         return list(plan.groups)
     names = [at] if isinstance(at, str) else list(at) if isinstance(at, Sequence) else []
@@ -421,13 +430,21 @@ def _select(plan: Plan, at: At) -> list[Any]:
             found = [each for each in single if matches(each.name, name)]
         if not found:
             known = [group.name for group in plan.groups]
-            why = plan.problems.get(name, "")
-            hint = f" {why}" if why else did_you_mean(name, known)
+            hint = _find_reason(plan.problems, name) or did_you_mean(name, known)
             raise SurgeryError(
                 f"{name!r} cannot be {plan.verb}.{hint} What can: {', '.join(known)}."
             )
         chosen += [group for group in found if group not in chosen]
     return chosen
+
+
+def _find_reason(problems: Mapping[str, str], wanted: str) -> str:
+    """Return why a place of a name cannot be changed; what repeats has the reasons of the first."""
+    general = re.sub(r"\b\d+\b", STAR, wanted)
+    for name, why in problems.items():
+        if matches(name, wanted) or matches(re.sub(r"\b\d+\b", STAR, name), general):
+            return f" {name}: {why.rstrip('.')}."
+    return ""
 
 
 def _stacks(found: Sequence[BlockList]) -> list[BlockList]:
@@ -456,6 +473,8 @@ def _require_changeable(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"model is {type_of(model)}; it must be an nn.Module.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise SurgeryError("model is scripted; change the module that it was made from.")
     if isinstance(model, cast(Any, (DataParallel, DistributedDataParallel))):
         raise SurgeryError(
             f"model is wrapped in {type(model).__name__}; change model.module and wrap it again."
