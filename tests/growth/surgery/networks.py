@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -177,3 +179,57 @@ class Attention(nn.Module):
         k, v = (part.repeat_interleave(shared, dim=1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+@dataclass
+class HeadCounts:
+    """A configuration that several layers share."""
+
+    num_attention_heads: int
+    head_dim: int = 4
+
+
+class PackedAttention(nn.Module):
+    """Queries, keys and values in one layer, told apart in the way of several libraries.
+
+    ``counted`` reads the number of heads from a shared configuration, ``measured`` reshapes by the
+    size of heads; ``nanoGPT`` and ``timm`` derive the size of heads from the width of the input.
+    """
+
+    def __init__(self, way: str, config: HeadCounts, width: int = 8) -> None:
+        super().__init__()
+        self.way, self.config = way, config
+        self.n_head, self.head_size = config.num_attention_heads, config.head_dim
+        self.n_embd = self.n_head * self.head_size
+        self.qkv = nn.Linear(width, 3 * self.n_embd)
+        self.out = nn.Linear(self.n_embd, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, T, D]`` to the same shape."""
+        n, t, width = x.shape
+        if self.way in ("timm", "measured"):
+            size = width // self.n_head if self.way == "timm" else self.head_size
+            q, k, v = self.qkv(x).reshape(n, t, 3, self.n_head, size).permute(2, 0, 3, 1, 4)
+        else:
+            is_nano = self.way == "nanoGPT"
+            n_head = self.n_head if is_nano else self.config.num_attention_heads
+            size = width // n_head if is_nano else self.head_size
+            parts = self.qkv(x).split(self.n_embd if is_nano else n_head * size, dim=-1)
+            q, k, v = (part.view(n, t, n_head, size).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Packed(nn.Module):
+    """Blocks of packed attention with one configuration."""
+
+    def __init__(self, way: str, n_heads: int = 2) -> None:
+        super().__init__()
+        self.config = HeadCounts(n_heads)
+        self.blocks = nn.ModuleList(PackedAttention(way, self.config) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, T, D]`` to the same shape."""
+        for block in self.blocks:
+            x = block(x)
+        return x

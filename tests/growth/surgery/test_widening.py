@@ -21,8 +21,10 @@ from tests.growth.surgery.networks import (
     Encoder,
     FusedGate,
     Gated,
+    HeadCounts,
     Joined,
     Mobile,
+    Packed,
     Recurrent,
     ResNet,
     mlp,
@@ -102,7 +104,7 @@ def test_units_that_are_concatenated_or_flattened_stay_at_their_place() -> None:
 
 
 @pytest.mark.parametrize("way", ["apart", "in a row", "head by head"])
-@pytest.mark.parametrize(("n_heads", "n_shared"), [(3, 3), (4, 2), (6, 2)])
+@pytest.mark.parametrize(("n_heads", "n_shared"), [(2, 2), (3, 3), (4, 2), (6, 2)])
 def test_attention_gets_more_heads(way: str, n_heads: int, n_shared: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 7, 6, dtype=torch.float64)
@@ -118,6 +120,47 @@ def test_attention_gets_more_heads(way: str, n_heads: int, n_shared: int) -> Non
     with torch.no_grad():  # as long as the new heads are not read, they may hold anything
         model.get_parameter("out.weight")[:, n_heads * 4 :] = 0.1
     assert not torch.allclose(model(x), before, atol=1e-3)
+
+
+def test_heads_that_are_reshaped_by_their_size_become_more() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    model = Packed("measured").double()
+    before = model(x)
+    esper.widen(model, 2.0, sample_input=x)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    assert shapes(model) == shapes(Packed("measured", 4))
+
+
+def test_heads_that_a_shared_configuration_counts_become_more_together() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    model = Packed("counted").double()
+    before = model(x)
+    change = esper.widen(model, 2.0, sample_input=x)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    assert shapes(model) == shapes(Packed("counted", 4))
+    assert model.config == HeadCounts(4)
+    change.undo()
+    assert model.config == HeadCounts(2)
+    with pytest.raises(SurgeryError, match="cannot be widened"):
+        esper.widen(model, 2.0, sample_input=x, at="blocks.1.qkv")
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("way", ["nanoGPT", "timm"])
+def test_heads_whose_size_follows_from_the_width_say_why_there_cannot_be_more(way: str) -> None:
+    x = torch.randn(2, 5, 8)
+    for options in ({}, {"at": "blocks.1.qkv"}):
+        with pytest.raises(SurgeryError, match=r"qkv: it writes attention heads, but .*fixed"):
+            esper.widen(Packed(way), 2.0, sample_input=x, **options)
+
+
+def test_multihead_attention_says_why_it_cannot_get_more_heads() -> None:
+    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+    with pytest.raises(SurgeryError, match=r"self_attn: the heads of nn\.MultiheadAttention"):
+        esper.widen(model, 2.0, sample_input=torch.randn(2, 4, 8), at="layers.1.self_attn")
 
 
 def test_old_units_get_the_gradients_that_they_got_before() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -138,10 +139,14 @@ def add_units(
         edits.replace(name, new, indices)
     for name in dict.fromkeys(name.rpartition(".")[0] for name in found):
         edits.update_sizes(name)
+    done: set[tuple[int, str]] = set()
     for place, n_new in counts.items():
-        for name, attribute, per_unit in place.sizes:
-            owner = edits.model.get_submodule(name)
-            edits.set_attribute(owner, attribute, getattr(owner, attribute) + n_new * per_unit)
+        for name, path, per_unit in place.sizes:
+            *parts, attribute = path.split(".")
+            owner = reduce(getattr, parts, edits.model.get_submodule(name))
+            if (id(owner), attribute) not in done:  # several places may share a configuration
+                done.add((id(owner), attribute))
+                edits.set_attribute(owner, attribute, getattr(owner, attribute) + n_new * per_unit)
 
 
 def expanded(old: Tensor, indices: OldIndices, like: Tensor, fill: Any = 0) -> Tensor:

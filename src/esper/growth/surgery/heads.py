@@ -73,15 +73,12 @@ def _fused(n_read: int, sizes: Mapping[str, int], size: int, reach: Reach) -> He
     if units < 1 or n_heads + 2 * units != n_all or n_heads % units:
         return None
     heads = Heads(n_heads // units, size)
-    # Head by head, the rows after those of the first unit belong to the second one.
-    per_unit = (heads.per_unit + 2) * size
-    second = set(range(heads.per_unit * size, 2 * heads.per_unit * size))
-    if units > 1 and reach(name, per_unit - 1) <= set(range(heads.per_unit * size)):
-        next_row = reach(name, per_unit)
-        if next_row and next_row <= second:
-            return HeadLayout(heads, units, {name: ((0, per_unit),)})
+    # Head by head, the keys of the first unit follow its queries; else the next unit's queries do.
+    n_queries = heads.per_unit * size
+    if units > 1 and reach(name, n_queries) <= set(range(n_queries)):
+        return HeadLayout(heads, units, {name: ((0, n_queries + 2 * size),)})
     starts = (
-        (0, heads.per_unit * size),
+        (0, n_queries),
         (n_heads * size, size),
         ((n_heads + units) * size, size),
     )

@@ -311,11 +311,14 @@ class Operation:
         for variant in plan.variants():
             if edits := self._apply_whole(variant, chosen):
                 return variant, chosen, edits, []
+            alone = [[each] for each in chosen] if len(chosen) > 1 else []
+            # Fields may give the sizes of several groups, so that none can change alone.
+            but_one = [[e for e in chosen if e is not left] for left in chosen] if alone[2:] else []
             own: list[Any] = []
-            for each in chosen if len(chosen) > 1 else ():
-                if edits := self._apply_whole(variant, [each]):
+            for part in (*but_one, *alone):
+                if len(own) < len(chosen) - 1 and (edits := self._apply_whole(variant, part)):
                     edits.undo()
-                    own.append(each)
+                    own += part
             if len(own) > len(kept):
                 best, kept = variant, own
         others = ", ".join(each.name for each in chosen if each not in kept)

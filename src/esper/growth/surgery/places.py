@@ -48,7 +48,7 @@ class Place:
     heads: Heads | None = None
     """How the units are heads of an attention layer; None if they are plain units."""
     sizes: tuple[tuple[str, str, int], ...] = ()
-    """Attributes that count what units have: module, attribute, and how much each unit has."""
+    """Attributes that count what units have: module, path to the attribute, how much each has."""
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ same.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.errors import summarize_error
 from esper.growth.dry_run import Call, call_model, hooked, recorded_calls, tensors_in
 from esper.growth.modules import module_names, named_modules, unchanged_buffers
+from esper.growth.surgery.configuration import has_configuration
 from esper.growth.surgery.edits import Edits, add_units, tensor_of
 from esper.growth.surgery.heads import HeadLayout, find_head_layout
 from esper.growth.surgery.layers import (
@@ -104,6 +105,12 @@ class PlaceFinder:
             if any(True for _ in module.parameters(recurse=False)) or name in self._layers
         }
         self._tied = _tied_tensors(model)
+        for name, module in self._modules.items():
+            if isinstance(module, nn.MultiheadAttention):
+                self.problems[name] = (
+                    "the heads of nn.MultiheadAttention have as many entries together as its input "
+                    "has, so there cannot be more of them."
+                )
         with self._quietly(), recorded_calls({**self._layers, "": model}) as calls:
             call_model(model, sample_input)
         self._calls: dict[str, list[Call]] = calls
@@ -122,15 +129,21 @@ class PlaceFinder:
         others = {first: rest for first, *rest in alike.values()}
         found: list[Place] = []
 
-        def add_copies(place: Place) -> bool:
-            """Add the same place in blocks like its own; return whether it lies in one."""
+        def copies_of(place: Place) -> list[Place] | None:
+            """Return the same place in blocks like its own; None if it does not lie in one."""
             inside = {outer_block(layer, blocks) for layer in place.layers}
             if len(inside) > 1 or "" in inside:
-                return False
+                return None
             (block,) = inside
             moved = [_moved(place, block, name) for name in others[place.writers[0]]]
-            found.extend([place, *(copy for copy in moved if self._fits(copy, place))])
-            return True
+            return [copy for copy in moved if self._fits(copy, place)]
+
+        def add_copies(place: Place) -> bool:
+            """Add a place with its copies; return whether it lies in a block."""
+            copies = copies_of(place)
+            if copies is not None:
+                found.extend([place, *copies])
+            return copies is not None
 
         apart: list[_Reach] = []
         for same in _merge(self._trace_all(others)):
@@ -139,7 +152,7 @@ class PlaceFinder:
                 apart += same
                 apart += self._trace_all(name for reach in same for name in others[reach.writer])
         placed = {name for place in found for name in place.writers}
-        for place in self._find_heads(placed):
+        for place in self._find_heads(placed, lambda place: copies_of(place) or []):
             if not add_copies(place):
                 found.append(place)
         placed = {name for place in found for name in place.writers}
@@ -218,7 +231,9 @@ class PlaceFinder:
             if is_reader(self._layers[reader]) and not self._find_layer_problem(reader):
                 self._mixed.setdefault(reader, []).append(name)
 
-    def _find_heads(self, placed: set[str]) -> list[Place]:
+    def _find_heads(
+        self, placed: set[str], copies_of: Callable[[Place], Sequence[Place]]
+    ) -> list[Place]:
         """Return the heads of attention layers, of writers that were traced and have no place."""
         found: list[Place] = []
         for reader, writers in self._mixed.items():
@@ -236,13 +251,21 @@ class PlaceFinder:
             if layout is None:
                 continue
             place = self._head_place(reader, layout)
-            for sizes_too in (True, False):
-                trial = replace(place, sizes=self._head_sizes(place) if sizes_too else ())
-                if self._find_trial_problem(trial) is None:
+            problem = ""
+            for trial in (replace(place, sizes=self._head_sizes(place)), place):
+                problem = self._find_trial_problem(trial)
+                if problem is not None:  # a module may read counts from a shared configuration
+                    shared = replace(trial, sizes=(*trial.sizes, *self._shared_sizes(trial)))
+                    problem = self._find_trial_problem(shared, *copies_of(shared))
+                    # The configurations of Transformers follow once all is done.
+                    trial = trial if has_configuration(self.model) else shared
+                if problem is None:
                     found.append(trial)
-                    for name in layout.starts:
-                        self.problems.pop(name, None)
                     break
+            for name in layout.starts:
+                self.problems.pop(name, None)
+                if problem is not None:
+                    self.problems[name] = f"it writes attention heads, but {problem}"
         return found
 
     def _head_place(self, reader: str, layout: HeadLayout) -> Place:
@@ -269,8 +292,7 @@ class PlaceFinder:
         counts = {place.units * size: size, place.units * n * size: n * size}
         heads = {place.units: 1, place.units * n: n}
         found: list[tuple[str, str, int]] = []
-        parents = {name.rpartition(".")[0] for name in (*place.writers, *place.readers)}
-        for name in sorted({*parents, common_module(place.layers)}):
+        for name in self._around(place):
             for attribute, value in vars(self.model.get_submodule(name)).items():
                 if type(value) is not int:
                     continue
@@ -278,6 +300,25 @@ class PlaceFinder:
                 per_unit = (counts if is_count else {**counts, **heads}).get(value)
                 if per_unit is not None:
                     found.append((name, attribute, per_unit))
+        return tuple(found)
+
+    def _around(self, place: Place) -> list[str]:
+        parents = {name.rpartition(".")[0] for name in (*place.writers, *place.readers)}
+        return sorted({*parents, common_module(place.layers)})
+
+    def _shared_sizes(self, place: Place) -> tuple[tuple[str, str, int], ...]:
+        """Return the fields of configurations of the attention layer that count heads."""
+        assert place.heads is not None
+        heads = {place.units * place.heads.per_unit: place.heads.per_unit, place.units: 1}
+        found: list[tuple[str, str, int]] = []
+        for name in self._around(place):
+            config: object = getattr(self.model.get_submodule(name), "config", None)
+            fields = cast("dict[str, Any]", getattr(config, "__dict__", {}))
+            found += [
+                (name, f"config.{key}", heads[value])
+                for key, value in fields.items()
+                if type(value) is int and "head" in key and value in heads
+            ]
         return tuple(found)
 
     def _find_layer_problem(self, name: str) -> str | None:
@@ -389,12 +430,12 @@ class PlaceFinder:
                     found.append(Entries(f"{name}.{own}", axes[0], Role.KEEP))
         return tuple(found)
 
-    def _find_trial_problem(self, place: Place) -> str | None:
-        """Add a few units to a place, run the model, and remove them again."""
+    def _find_trial_problem(self, *places: Place) -> str | None:
+        """Add a few units to places, run the model, and remove them again."""
         edits = Edits(self.model)
         generator = torch.Generator(device=_device_of(self.model)).manual_seed(0)
         try:
-            add_units(edits, {place: TRIAL_UNITS}, generator=generator)
+            add_units(edits, dict.fromkeys(places, TRIAL_UNITS), generator=generator)
             with self._quietly():
                 after = tensors_in(call_model(self.model, self.sample_input))
         except Exception as error:
