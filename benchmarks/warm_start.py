@@ -27,10 +27,10 @@ import torch
 
 from warm_start_problems import PROBLEMS, PROSE
 from warm_start_report import report
-from warm_start_runs import FORGETTING, Job, run_job
+from warm_start_runs import FORGETTING, TUNING_SEED, Job, run_job
 
 FOLDER = Path(__file__).parent / "warm_start"
-N_SEEDS, TUNING_SEED = 5, 1000
+N_SEEDS = 5
 EXTRA = (0.25, 0.5, 1.0, 2.0)
 """More FLOPs for the given model, relative to those it was trained with."""
 TUNED_AT = 1.0
@@ -70,8 +70,8 @@ class Campaign:
                 self.given(name, "decayed", seed)
                 self.grown(name, "decayed", seed)
                 self.scratch(name, seed)
-        for seed in range(self.n_seeds if self.has_forgetting else 0):
-            self.forgetting(seed)
+            if self.has_forgetting:
+                self.forgetting(seed)
         for seed in range(self.n_seeds):
             for name in self.names:
                 self.grown(name, "constant", seed)

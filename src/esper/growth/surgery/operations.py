@@ -19,7 +19,13 @@ from torch.utils.data import DataLoader, Dataset
 from esper.errors import SurgeryError, did_you_mean, summarize_error, type_of
 from esper.growth.dry_run import SampleInput, call_model, tensors_in
 from esper.growth.host_slots import own_slots, unwrapped
-from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
+from esper.growth.modules import (
+    count_parameters,
+    named_modules,
+    named_tensors,
+    seeded,
+    unchanged_buffers,
+)
 from esper.growth.residual_blocks import NORM_TOLERANCE
 from esper.growth.sharding import find_mesh
 from esper.growth.surgery.blocks import BlockList, add_blocks, find_block_lists
@@ -38,6 +44,9 @@ from esper.modes import evaluation_mode
 
 At = str | Sequence[str] | None
 """Names of what to change; None for everything."""
+
+N_SEEDS = 16
+"""Seeds with which a model that draws random numbers must return the same."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,8 @@ class Plan(ABC):
     """What it does, as a participle."""
     needs: str
     """What a model lacks that has nothing to change and no problems."""
+    lacks: str
+    """What a module lacks that cannot be changed and has no problem."""
     groups: Sequence[Any]
     """What can be changed; each has a ``name``."""
     problems: Mapping[str, str]
@@ -111,6 +122,7 @@ class Widening(Plan):
 
     verb = "widened"
     needs = "it has no linear, convolutional, recurrent or embedding layers"
+    lacks = "It computes no units that another layer reads."
 
     def __init__(
         self, operation: Operation, factor: float, generator: torch.Generator | None
@@ -168,6 +180,7 @@ class Deepening(Plan):
 
     verb = "deepened"
     needs = "it has no nn.ModuleList or nn.Sequential of blocks, modules with layers inside"
+    lacks = "It is not a list of residual blocks."
 
     def __init__(
         self, operation: Operation, by: int | None, to: int | None, *, is_identity: bool
@@ -259,9 +272,14 @@ class Operation:
                     f"optimizer {type(each).__name__} has no parameter of this "
                     f"{type(self.model).__name__}; give the one that trains it."
                 )
+        self._draws_numbers = False
         self._before = self._run_model()
-        again = self._run_model(seed=1)
-        if largest_difference(self._before, again) > tolerance_for(self._before):
+        if not self._before:
+            raise SurgeryError(
+                f"{type(self.model).__name__} returns no floating-point tensor, by itself or in a "
+                "tuple, list or dictionary, so nothing can be compared; let it return its logits."
+            )
+        if any(self._differs(seed) for seed in range(1, N_SEEDS if self._draws_numbers else 2)):
             raise SurgeryError(
                 f"{type(self.model).__name__} returns other values each time that it is run, so "
                 "nothing can be compared; switch off what is random in it."
@@ -273,7 +291,7 @@ class Operation:
         Raises:
             SurgeryError: If nothing can be changed, or the outputs would change.
         """
-        chosen, notes = _select(plan, at), list[str]()
+        chosen, notes = _select(plan, at, self.model), list[str]()
         n_before = count_parameters(self.model)
         edits = list[Edits]()
         try:
@@ -390,6 +408,11 @@ class Operation:
             )
         return difference
 
+    def _differs(self, seed: int) -> bool:
+        """Return whether the model returns something else with another seed."""
+        again = self._run_model(seed=seed)
+        return largest_difference(self._before, again) > tolerance_for(self._before)
+
     def _difference(self) -> float:
         return largest_difference(self._before, self._run_model())
 
@@ -402,7 +425,9 @@ class Operation:
                 torch.no_grad(),
                 seeded(seed),
             ):
+                state = torch.default_generator.get_state()
                 outputs = tensors_in(call_model(model, self.sample_input))
+                self._draws_numbers = not torch.equal(state, torch.default_generator.get_state())
         except Exception as error:
             raise SurgeryError(
                 f"{type(self.model).__name__} fails on this sample_input "
@@ -411,7 +436,7 @@ class Operation:
         return [output.clone() for output in outputs]
 
 
-def _select(plan: Plan, at: At) -> list[Any]:
+def _select(plan: Plan, at: At, model: nn.Module) -> list[Any]:
     """Return the groups, or single members of groups, that are named; all by default."""
     if not plan.groups:
         reasons = [f"{name}: {why.rstrip('.')}" for name, why in plan.problems.items()][:3]
@@ -434,6 +459,8 @@ def _select(plan: Plan, at: At) -> list[Any]:
         if not found:
             known = [group.name for group in plan.groups]
             hint = _find_reason(plan.problems, name) or did_you_mean(name, known)
+            if not hint and name in named_modules(model):
+                hint = f" {plan.lacks}"
             raise SurgeryError(
                 f"{name!r} cannot be {plan.verb}.{hint} What can: {', '.join(known)}."
             )
@@ -443,9 +470,13 @@ def _select(plan: Plan, at: At) -> list[Any]:
 
 def _find_reason(problems: Mapping[str, str], wanted: str) -> str:
     """Return why a place of a name cannot be changed; what repeats has the reasons of the first."""
-    general = re.sub(r"\b\d+\b", STAR, wanted)
+
+    def general(name: str) -> str:
+        return re.sub(r"\b\d+\b", STAR, name)
+
     for name, why in problems.items():
-        if matches(name, wanted) or matches(re.sub(r"\b\d+\b", STAR, name), general):
+        is_like = any(map(str.isalpha, wanted)) and matches(general(name), general(wanted))
+        if matches(name, wanted) or is_like:
             return f" {name}: {why.rstrip('.')}."
     return ""
 
@@ -466,6 +497,9 @@ def _stacks(found: Sequence[BlockList]) -> list[BlockList]:
 
 def _is_inside(inner: BlockList, outer: BlockList) -> bool:
     return inner is not outer and inner.container.startswith(outer.name.removesuffix("*"))
+
+
+_WHOLE = "change the original model and quantize the result."
 
 
 def _require_changeable(model: nn.Module) -> None:
@@ -489,3 +523,8 @@ def _require_changeable(model: nn.Module) -> None:
     for name, tensor in model.named_parameters():
         if tensor.is_meta:
             raise SurgeryError(f"{name} is on the meta device; load the model's weights first.")
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise SurgeryError(f"{name} is quantized; {_WHOLE}")
+    for name, module in named_modules(model).items():
+        if ".quantized." in type(module).__module__:
+            raise SurgeryError(f"{name} is quantized; {_WHOLE}")
