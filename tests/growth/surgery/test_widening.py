@@ -19,6 +19,7 @@ from esper.errors import SurgeryError
 from tests.growth.surgery.networks import (
     Attention,
     Encoder,
+    Experts,
     FusedGate,
     Gated,
     HeadCounts,
@@ -122,14 +123,42 @@ def test_attention_gets_more_heads(way: str, n_heads: int, n_shared: int) -> Non
     assert not torch.allclose(model(x), before, atol=1e-3)
 
 
-def test_heads_that_are_reshaped_by_their_size_become_more() -> None:
+@pytest.mark.parametrize("way", ["measured", "sinks"])
+def test_heads_that_are_reshaped_by_their_size_become_more(way: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    model = Packed("measured").double()
+    model = Packed(way).double()
     before = model(x)
     esper.widen(model, 2.0, sample_input=x)
     assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
-    assert shapes(model) == shapes(Packed("measured", 4))
+    assert shapes(model) == shapes(Packed(way, 4))
+
+
+@pytest.mark.parametrize("way", ["halves", "in turns", "two stacks"])
+def test_stacked_experts_get_more_units(way: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 8, dtype=torch.float64)
+    model = nn.Sequential(*(Experts(way, 5).double() for _ in range(2)))
+    before = model(x)
+    change = esper.widen(model, 2.0, sample_input=x)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    assert shapes(model) == shapes(nn.Sequential(Experts(way, 10), Experts(way, 10)))
+    ((row),) = change.places
+    assert (row.place, row.before, row.after, row.members) == ("*.mix", 5, 10, 2)
+    model(x).square().sum().backward()
+    for layer in model:
+        new = layer.mix.down.grad[:, 5:]
+        assert new.abs().min() > 0.0
+
+
+def test_stacks_of_a_fixed_size_say_so() -> None:
+    def fixed(mix: nn.Module, _: object) -> None:
+        mix.get_parameter("down").view(3, 5, 8)
+
+    model = Experts("halves", 5)
+    model.mix.register_forward_pre_hook(fixed)
+    with pytest.raises(SurgeryError, match=r"mix: its stacked weights"):
+        esper.widen(model, 2.0, sample_input=torch.randn(2, 8), at="mix")
 
 
 def test_heads_that_a_shared_configuration_counts_become_more_together() -> None:

@@ -82,7 +82,7 @@ def common_module(names: Sequence[str]) -> str:
         if len(set(parts)) > 1:
             break
         shared.append(parts[0])
-    if any(len(path) == len(shared) for path in paths):
+    if all(len(path) == len(shared) for path in paths):
         shared.pop()
     return ".".join(shared)
 
@@ -139,8 +139,9 @@ def name_places(model: nn.Module, places: Sequence[Place]) -> list[str]:
     names: list[str] = []
     for place, module in zip(places, around, strict=True):
         inside = [other for other in around if f"{other}.".startswith(f"{module}.")]
-        if module and module not in entries and len(inside) == 1:
-            names.append(module)
+        alone = place.layers[0] if len(place.layers) == 1 else module
+        if alone and alone not in entries and (len(inside) == 1 or alone != module):
+            names.append(alone)
         else:
             writers, readers = "+".join(place.writers), "+".join(place.readers)
             is_short = len(place.writers) <= MAX_WRITERS and len(place.readers) <= MAX_READERS

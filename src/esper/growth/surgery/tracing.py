@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.errors import summarize_error
 from esper.growth.dry_run import Call, call_model, hooked, recorded_calls, tensors_in
 from esper.growth.modules import module_names, named_modules, unchanged_buffers
+from esper.growth.surgery import experts
 from esper.growth.surgery.configuration import has_configuration
 from esper.growth.surgery.edits import Edits, add_units, tensor_of
 from esper.growth.surgery.heads import HeadLayout, find_head_layout
@@ -121,11 +122,14 @@ class PlaceFinder:
         """Return every place of the model, in the order of modules."""
         blocks = repeated_entries(self.model)
         alike: dict[tuple[Any, ...], list[str]] = {}
-        for name, module in self._layers.items():
-            if is_writer(module):
+        for name, module in self._modules.items():
+            if name in self._layers and is_writer(module):
                 block = outer_block(name, blocks)
                 key = star(block, blocks), name[len(block) :], type(module), count_units(module)
                 alike.setdefault(key, []).append(name)
+            elif experts.has_stacks(module):
+                block = outer_block(name, blocks)
+                alike.setdefault((star(block, blocks), name[len(block) :]), []).append(name)
         others = {first: rest for first, *rest in alike.values()}
         found: list[Place] = []
 
@@ -146,7 +150,16 @@ class PlaceFinder:
             return copies is not None
 
         apart: list[_Reach] = []
-        for same in _merge(self._trace_all(others)):
+        layers = [name for name in others if name in self._layers]
+        for name in others.keys() - layers:
+            trials = experts.possible_places(name, self._modules[name])
+            works = partial(self._find_trial_problem, n_new=experts.TRIAL_UNITS)
+            place = next((trial for trial in trials if works(trial) is None), None)
+            if place is None:
+                self.problems[name] = "its stacked weights have no units that can become more."
+            elif not add_copies(place):
+                found.append(place)
+        for same in _merge(self._trace_all(layers)):
             place = self._try(same)
             if not isinstance(place, Place) or not add_copies(place):
                 apart += same
@@ -251,8 +264,13 @@ class PlaceFinder:
             if layout is None:
                 continue
             place = self._head_place(reader, layout)
-            problem = ""
-            for trial in (replace(place, sizes=self._head_sizes(place)), place):
+            problem, trials = "", list[Place]()
+            own = self._head_entries(place)
+            whole = replace(place, entries=(*place.entries, *own))
+            # An attribute may have the value of a count and mean something else.
+            for each in (place, whole) if own else (place,):
+                trials += [replace(each, sizes=self._head_sizes(place)), each]
+            for trial in trials:
                 problem = self._find_trial_problem(trial)
                 if problem is not None:  # a module may read counts from a shared configuration
                     shared = replace(trial, sizes=(*trial.sizes, *self._shared_sizes(trial)))
@@ -302,6 +320,17 @@ class PlaceFinder:
                     found.append((name, attribute, per_unit))
         return tuple(found)
 
+    def _head_entries(self, place: Place) -> list[Entries]:
+        """Return parameters of the attention layer itself that have an entry for each head."""
+        assert place.heads is not None
+        n = place.heads.per_unit
+        return [
+            Entries(f"{name}.{own}", 0, Role.KEEP, size=n)
+            for name in self._around(place)
+            for own, tensor in self.model.get_submodule(name).named_parameters(recurse=False)
+            if tensor.shape[:1] == (place.units * n,)
+        ]
+
     def _around(self, place: Place) -> list[str]:
         parents = {name.rpartition(".")[0] for name in (*place.writers, *place.readers)}
         return sorted({*parents, common_module(place.layers)})
@@ -317,16 +346,16 @@ class PlaceFinder:
             found += [
                 (name, f"config.{key}", heads[value])
                 for key, value in fields.items()
-                if type(value) is int and "head" in key and value in heads
+                if type(value) is int and "heads" in key and value in heads
             ]
         return tuple(found)
 
     def _find_layer_problem(self, name: str) -> str | None:
-        module, calls = self._layers[name], self._calls[name]
+        module, calls = self._modules[name], self._calls.get(name)
         names = [other for other, each in module_names(self.model) if each is module]
         if len(names) > 1:
             return f"{name!r} is also registered as {names[1]!r}."
-        if len(calls) != 1:
+        if calls is not None and len(calls) != 1:
             return f"{name!r} is called {len(calls)} times per forward pass instead of once."
         if any(id(tensor) in self._tied for tensor in module.parameters()):
             return f"{name!r} shares a tensor with another module (tied weights)."
@@ -430,12 +459,12 @@ class PlaceFinder:
                     found.append(Entries(f"{name}.{own}", axes[0], Role.KEEP))
         return tuple(found)
 
-    def _find_trial_problem(self, *places: Place) -> str | None:
+    def _find_trial_problem(self, *places: Place, n_new: int = TRIAL_UNITS) -> str | None:
         """Add a few units to places, run the model, and remove them again."""
         edits = Edits(self.model)
         generator = torch.Generator(device=_device_of(self.model)).manual_seed(0)
         try:
-            add_units(edits, dict.fromkeys(places, TRIAL_UNITS), generator=generator)
+            add_units(edits, dict.fromkeys(places, n_new), generator=generator)
             with self._quietly():
                 after = tensors_in(call_model(self.model, self.sample_input))
         except Exception as error:
