@@ -53,7 +53,9 @@ class Campaign:
         self.has_forgetting = only in (None, PROSE.name)
         self._is_small, self._is_report, self._path = is_small, is_report, path
         self._found: dict[str, list[dict[str, Any]]] = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
+        text = path.read_text() if path.exists() else ""
+        self._is_cut = not text.endswith("\n") and text != ""
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
             except ValueError:  # cut off by a kill
@@ -186,9 +188,11 @@ class Campaign:
             results = run_job(job)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
-                file.write(json.dumps({"job": fields, "results": results}) + "\n")
+                line = json.dumps({"job": fields, "results": results})
+                file.write("\n" * self._is_cut + line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+            self._is_cut = False
             self._found[_key(fields)] = json.loads(json.dumps(results))
             seconds = sum(each["seconds"] for each in results)
             print(f"{len(self._found)}: {job}: {seconds:.0f} s", flush=True)
