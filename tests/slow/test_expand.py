@@ -108,6 +108,21 @@ def test_shards_and_their_type_are_kept(
     assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
 
 
+def test_an_expanded_model_that_cannot_be_loaded_again_is_not_written(
+    saved: Callable[..., tuple[Path, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, model = saved("GPT2LMHeadModel")
+    n_bytes = 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+    monkeypatch.setattr("esper.integrations.checkpoints.available_memory", lambda: 3.3 * n_bytes)
+    words = ["expand", str(folder), "--out", str(folder.parent / "larger"), "--deepen"]
+    assert main([*words, "30"]) == 2
+    assert "loading the expanded model again needs about" in capsys.readouterr().err
+    assert os.listdir(folder.parent) == ["model"]
+    assert main([*words, "1"]) == 0
+
+
 def test_each_change_can_be_kept_to_some_places(
     saved: Callable[..., tuple[Path, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +206,34 @@ def test_the_trainer_trains_only_the_new_blocks(tmp_path: Path) -> None:
     again = load(tmp_path / "trained", model)
     inputs = architecture.inputs
     assert torch.equal(outputs_of(again, inputs), outputs_of(model.eval(), inputs))
+
+
+def test_only_what_growth_json_names_trains(saved: Callable[..., tuple[Path, Any]]) -> None:
+    folder, model = saved("LlamaForCausalLM")
+    out = expand(folder, "--widen", "2")
+    again, growth = load(out, model), json.loads((out / "growth.json").read_text())
+    before = {name: tensor.clone() for name, tensor in again.state_dict().items()}
+    news: dict[str, Tensor] = {}
+    again.requires_grad_(False)
+    for name, axes in growth["new_entries"].items():  # as the documentation shows
+        parameter = again.get_parameter(name).requires_grad_()
+        is_new = torch.zeros(parameter.shape, dtype=torch.bool)
+        for axis, ranges in axes.items():
+            for first, end in ranges:
+                is_new.movedim(int(axis), 0)[first:end] = True
+        parameter.register_hook(lambda gradient, is_new=is_new: gradient * is_new)
+        news[name] = is_new
+    trained = [parameter for parameter in again.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.1, weight_decay=0.0)
+    inputs = BY_NAME["LlamaForCausalLM"].inputs
+    for _ in range(3):
+        optimizer.zero_grad()
+        again(**inputs, labels=inputs["input_ids"]).loss.backward()
+        optimizer.step()
+    for name, tensor in again.state_dict().items():
+        is_new = news.get(name, torch.zeros(tensor.shape, dtype=torch.bool))
+        assert torch.equal(tensor[~is_new], before[name][~is_new])
+        assert not is_new.any() or (tensor != before[name])[is_new].all()
 
 
 def test_peft_adapts_an_expanded_checkpoint(

@@ -126,7 +126,8 @@ def expand_checkpoint(
     """
     target = None if out is None else _require_new(Path(out).expanduser())
     checkpoint = read_checkpoint(folder)
-    _require_memory(checkpoint)
+    held = amount_of(checkpoint.n_bytes)
+    _require_memory(COPIES * checkpoint.n_bytes, f"expanding {held} of weights in {folder}")
     transformers = import_library("transformers", "transformers")
     with _quiet(transformers):
         _tell(on_stage, "loading the model", 0.1)
@@ -146,6 +147,8 @@ def expand_checkpoint(
             raise SurgeryError("nothing to do; give deepen, widen or both.")
         growth = _describe(model, changes, deepen=deepen, widen=widen)
         if target is not None:
+            grown = sum(each.numel() * each.element_size() for each in model.state_dict().values())
+            _require_memory(grown, "loading the expanded model again")
             _tell(on_stage, "writing the model", 0.6)
             with storage_errors(target), creating_folder(target) as temporary:
                 notes += _write(model, checkpoint, temporary, growth)
@@ -297,12 +300,12 @@ def _dtype_of(weights: Sequence[Path]) -> torch.dtype | str:
     return _DTYPES[floats[0]] if len(floats) == 1 else "auto"
 
 
-def _require_memory(checkpoint: Checkpoint) -> None:
-    needed, available = COPIES * checkpoint.n_bytes, available_memory()
+def _require_memory(needed: float, work: str) -> None:
+    """Raise if there is less memory than some work needs."""
+    available = available_memory()
     if needed > available:
         raise ConfigError(
-            f"{checkpoint.folder} holds {amount_of(checkpoint.n_bytes)} of weights; expanding it "
-            f"needs about {amount_of(needed)} of memory, but only {amount_of(available)} is "
+            f"{work} needs about {amount_of(needed)} of memory, but only {amount_of(available)} is "
             "available."
         )
 
