@@ -27,7 +27,7 @@ from esper.growth.modules import module_names, named_modules, unchanged_buffers
 from esper.growth.surgery import experts
 from esper.growth.surgery.configuration import has_configuration
 from esper.growth.surgery.edits import Edits, add_units, tensor_of
-from esper.growth.surgery.heads import HeadLayout, find_head_layout
+from esper.growth.surgery.heads import find_head_layout, possible_places
 from esper.growth.surgery.layers import (
     Entries,
     Role,
@@ -43,7 +43,6 @@ from esper.growth.surgery.layers import (
 )
 from esper.growth.surgery.places import (
     Place,
-    common_module,
     name_places,
     outer_block,
     repeated_entries,
@@ -263,17 +262,10 @@ class PlaceFinder:
             layout = find_head_layout(n_read, sizes, reach)
             if layout is None:
                 continue
-            place = self._head_place(reader, layout)
-            problem, trials = "", list[Place]()
-            own = self._head_entries(place)
-            whole = replace(place, entries=(*place.entries, *own))
-            # An attribute may have the value of a count and mean something else.
-            for each in (place, whole) if own else (place,):
-                trials += [replace(each, sizes=self._head_sizes(place)), each]
-            for trial in trials:
+            problem: str | None = ""
+            for trial, shared in possible_places(self.model, reader, layout):
                 problem = self._find_trial_problem(trial)
-                if problem is not None:  # a module may read counts from a shared configuration
-                    shared = replace(trial, sizes=(*trial.sizes, *self._shared_sizes(trial)))
+                if problem is not None:
                     problem = self._find_trial_problem(shared, *copies_of(shared))
                     # The configurations of Transformers follow once all is done.
                     trial = trial if has_configuration(self.model) else shared
@@ -285,70 +277,6 @@ class PlaceFinder:
                 if problem is not None:
                     self.problems[name] = f"it writes attention heads, but {problem}"
         return found
-
-    def _head_place(self, reader: str, layout: HeadLayout) -> Place:
-        entries: list[Entries] = []
-        for name, starts in layout.starts.items():
-            for each in writes(self._layers[name]):
-                tensor = f"{name}.{each.tensor}"
-                entries += [replace(each, tensor=tensor, start=s, size=n) for s, n in starts]
-        per_unit = layout.heads.per_unit * layout.heads.size
-        for each in reads(self._layers[reader]):
-            entries.append(replace(each, tensor=f"{reader}.{each.tensor}", size=per_unit))
-        return Place(
-            units=layout.units,
-            entries=tuple(entries),
-            writers=tuple(name for name in self._modules if name in layout.starts),
-            readers=(reader,),
-            heads=layout.heads,
-        )
-
-    def _head_sizes(self, place: Place) -> tuple[tuple[str, str, int], ...]:
-        """Return the attributes of the attention layer that count heads or their entries."""
-        assert place.heads is not None
-        n, size = place.heads.per_unit, place.heads.size
-        counts = {place.units * size: size, place.units * n * size: n * size}
-        heads = {place.units: 1, place.units * n: n}
-        found: list[tuple[str, str, int]] = []
-        for name in self._around(place):
-            for attribute, value in vars(self.model.get_submodule(name)).items():
-                if type(value) is not int:
-                    continue
-                is_count = "dim" in attribute or "size" in attribute
-                per_unit = (counts if is_count else {**counts, **heads}).get(value)
-                if per_unit is not None:
-                    found.append((name, attribute, per_unit))
-        return tuple(found)
-
-    def _head_entries(self, place: Place) -> list[Entries]:
-        """Return parameters of the attention layer itself that have an entry for each head."""
-        assert place.heads is not None
-        n = place.heads.per_unit
-        return [
-            Entries(f"{name}.{own}", 0, Role.KEEP, size=n)
-            for name in self._around(place)
-            for own, tensor in self.model.get_submodule(name).named_parameters(recurse=False)
-            if tensor.shape[:1] == (place.units * n,)
-        ]
-
-    def _around(self, place: Place) -> list[str]:
-        parents = {name.rpartition(".")[0] for name in (*place.writers, *place.readers)}
-        return sorted({*parents, common_module(place.layers)})
-
-    def _shared_sizes(self, place: Place) -> tuple[tuple[str, str, int], ...]:
-        """Return the fields of configurations of the attention layer that count heads."""
-        assert place.heads is not None
-        heads = {place.units * place.heads.per_unit: place.heads.per_unit, place.units: 1}
-        found: list[tuple[str, str, int]] = []
-        for name in self._around(place):
-            config: object = getattr(self.model.get_submodule(name), "config", None)
-            fields = cast("dict[str, Any]", getattr(config, "__dict__", {}))
-            found += [
-                (name, f"config.{key}", heads[value])
-                for key, value in fields.items()
-                if type(value) is int and "heads" in key and value in heads
-            ]
-        return tuple(found)
 
     def _find_layer_problem(self, name: str) -> str | None:
         module, calls = self._modules[name], self._calls.get(name)
