@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo -n)
 
-.PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning bench-growth evidence docs chromium clean
+.PHONY: train grow test fast-test check coverage slow-test soak bench bench-learning bench-growth bench-warm-start evidence docs chromium clean
 
 train: $(READY)  ## train a controller and say whether growth helped; ARGS="--rounds 60" for more
 	$(BIN)/esper train $(ARGS)
@@ -56,6 +56,9 @@ bench-learning: $(BENCH_READY)  ## what PPO learns against other libraries; an h
 
 bench-growth: $(READY)  ## growing networks against every fixed size at equal FLOPs; two hours, continues after Ctrl-C; GROWTH="--only text"
 	$(BIN)/python benchmarks/growth_pays.py $(GROWTH)
+
+bench-warm-start: $(SLOW_READY)  ## more budget for a trained model: continue, grow or start over; an hour, continues after Ctrl-C
+	$(BIN)/python benchmarks/warm_start.py $(WARM_START)
 
 evidence: $(READY)  ## every claim about controllers, from training to the shipped one; hours; goes on after Ctrl-C
 	$(BIN)/python benchmarks/evidence/run.py $(EVIDENCE)

@@ -53,10 +53,10 @@ class Data(Protocol):
 
 
 class TextData:
-    """Windows ``[B, T]`` of the text on this machine, and the next characters ``[B, T]``."""
+    """Windows ``[B, T]`` of a text, by default of that on this machine, and the next characters."""
 
-    def __init__(self) -> None:
-        texts = read_texts()
+    def __init__(self, texts: dict[str, dict[str, str]] | None = None) -> None:
+        texts = texts or read_texts()
         splits = {name: "".join(files.values()) for name, files in texts.items()}
         self._tokens = {name: torch.from_numpy(ASCII.encode(t)) for name, t in splits.items()}
         sizes = {name: len(text.encode()) for name, text in splits.items()}

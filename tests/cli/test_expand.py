@@ -134,6 +134,8 @@ def test_a_folder_that_cannot_be_used_is_rejected_in_one_line(
         (["model", "--deepen", "1", "--out", "model"], "exists and is not overwritten"),
         (["gone", "--deepen", "1", "--out", "new"], "gone is not a folder"),
         (["--deepen", "1", "--out", "new"], "CHECKPOINT is missing"),
+        (["model", "--deepen", "1", "--widen-at", "x", "--dry-run"], "--widen-at needs --widen"),
+        (["model", "--widen", "2", "--deepen-at", "x", "--dry-run"], "--deepen-at needs --deepen"),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -149,7 +151,7 @@ def test_a_model_that_does_not_fit_into_memory_is_rejected_with_what_it_needs(
 ) -> None:
     monkeypatch.setattr("esper.integrations.checkpoints.available_memory", lambda: 100.0)
     line = refused(["expand", "model", "--deepen", "1", "--dry-run"], capsys)
-    assert "needs about 0.0 MB of memory" in line
+    assert "weights in model needs about 0.0 MB of memory, but only" in line
 
 
 def test_without_transformers_the_command_that_installs_it_is_shown(

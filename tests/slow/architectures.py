@@ -33,6 +33,8 @@ TOLERANCE = 1e-5
 NOISE = 0.1
 """Added to what is new before a model is saved, so that it has an effect when it is loaded."""
 MAX_REASON = 220
+HEADS = "(heads)"
+"""Stands behind a place in the table whose units are attention heads."""
 
 _DRAWN = torch.Generator().manual_seed(0)
 TOKENS = torch.randint(3, 50, (2, 6), generator=_DRAWN)
@@ -121,6 +123,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "Granite",
             "SmolLM3",
             "Glm",
+            "Glm4",
+            "Cohere2",
+            "Nemotron",
+            "Lfm2",
         )
     ),
     Architecture(
@@ -161,6 +167,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 24},
     ),
     Architecture("MixtralForCausalLM", "mixture of experts", {**EXPERTS, "num_local_experts": 4}),
+    Architecture("OlmoeForCausalLM", "mixture of experts", {**EXPERTS, "num_experts": 4}),
+    *(
+        Architecture(
+            f"{name}ForCausalLM",
+            "mixture of experts",
+            {**EXPERTS, "num_local_experts": 4, "head_dim": 4},
+        )
+        for name in ("GraniteMoe", "GptOss")
+    ),
     Architecture("MambaForCausalLM", "state space", STATES),
     Architecture(
         "Mamba2ForCausalLM", "state space", {**STATES, "num_heads": 8, "head_dim": 4, "n_groups": 1}
@@ -191,19 +206,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "encoder",
         {**ENCODER, **SPECIAL, "cls_token_id": 1, "sep_token_id": 2},
     ),
-    Architecture(
-        "T5ForConditionalGeneration",
-        "encoder-decoder",
-        {
-            **VOCABULARY,
-            "d_model": 16,
-            "d_ff": 24,
-            "num_layers": 3,
-            "num_decoder_layers": 2,
-            "num_heads": 4,
-            "d_kv": 4,
-        },
-        PAIR,
+    *(
+        Architecture(
+            f"{name}ForConditionalGeneration",
+            "encoder-decoder",
+            {
+                **VOCABULARY,
+                "d_model": 16,
+                "d_ff": 24,
+                "num_layers": 3,
+                "num_decoder_layers": 2,
+                "num_heads": 4,
+                "d_kv": 4,
+            },
+            PAIR,
+        )
+        for name in ("T5", "UMT5")
     ),
     Architecture("BartForConditionalGeneration", "encoder-decoder", {**VOCABULARY, **STACKS}, PAIR),
     Architecture(
@@ -213,11 +231,15 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         Architecture(f"{name}ForImageClassification", "vision", PATCHES, IMAGE)
         for name in ("ViT", "DeiT", "Beit")
     ),
-    Architecture(
-        "Dinov2ForImageClassification",
-        "vision",
-        {name: size for name, size in PATCHES.items() if name != "intermediate_size"},
-        IMAGE,
+    Architecture("SiglipVisionModel", "vision", PATCHES, IMAGE),
+    *(
+        Architecture(
+            f"{name}ForImageClassification",
+            "vision",
+            {key: size for key, size in PATCHES.items() if key != "intermediate_size"},
+            IMAGE,
+        )
+        for name in ("Dinov2", "Dinov2WithRegisters")
     ),
     Architecture(
         "SwinForImageClassification",
@@ -265,6 +287,19 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         },
         LARGER_IMAGE,
     ),
+    Architecture(
+        "ASTForAudioClassification",
+        "audio",
+        {
+            **BLOCKS,
+            "num_mel_bins": 16,
+            "max_length": 32,
+            "patch_size": 8,
+            "frequency_stride": 8,
+            "time_stride": 8,
+        },
+        {"input_values": torch.randn(2, 32, 16, generator=_DRAWN)},
+    ),
     Architecture("Wav2Vec2ForCTC", "audio", WAVES, SOUND),
     Architecture("HubertForCTC", "audio", WAVES, SOUND),
     Architecture(
@@ -299,7 +334,7 @@ class Outcome:
     """What became of one change of a model."""
 
     places: tuple[str, ...] = ()
-    """What grew."""
+    """What grew, as it stands in the table."""
     reason: str = ""
     """Why nothing did."""
 
@@ -334,7 +369,10 @@ def try_change(
         model.save_pretrained(folder)
         again = type(model).from_pretrained(folder).eval()
     torch.testing.assert_close(outputs_of(again, inputs), after, atol=TOLERANCE, rtol=0.0)
-    return Outcome(places=tuple(row.place for row in changed.places))
+    heads = {True: f" {HEADS}", False: ""}
+    return Outcome(
+        places=tuple(f"`{row.place}`{heads[row.unit == 'heads']}" for row in changed.places)
+    )
 
 
 def try_deepening(architecture: Architecture) -> Outcome:
@@ -355,13 +393,22 @@ def row_of(architecture: Architecture, deepened: Outcome, widened: Outcome) -> s
     return f"| {' | '.join(cells)} |"
 
 
+def counts_of(n: int, n_deepened: int, n_widened: int, n_heads: int) -> str:
+    """Return the sentence above the table."""
+    return (
+        f"Of {n} architectures, {n_deepened} are deepened and {n_widened} are widened, "
+        f"{n_heads} of them also in attention heads."
+    )
+
+
 def tables(found: Iterable[tuple[Architecture, Outcome, Outcome]]) -> str:
     """Return what ``docs/architectures.md`` says about all architectures."""
     rows = list(found)
     n_deepened = sum(bool(deepened.places) for _, deepened, _ in rows)
     n_widened = sum(bool(widened.places) for _, _, widened in rows)
+    n_heads = sum(HEADS in " ".join(widened.places) for _, _, widened in rows)
     lines = [
-        f"Of {len(rows)} architectures, {n_deepened} are deepened and {n_widened} are widened.",
+        counts_of(len(rows), n_deepened, n_widened, n_heads),
         "",
         "| architecture | family | deepened | widened |",
         "|---|---|---|---|",
@@ -374,7 +421,7 @@ def tables(found: Iterable[tuple[Architecture, Outcome, Outcome]]) -> str:
 def _cell(outcome: Outcome) -> str:
     if outcome.reason:
         return f"**no:** {outcome.reason.replace('|', '/')}"
-    return ", ".join(f"`{place}`" for place in outcome.places)
+    return ", ".join(outcome.places)
 
 
 def _short(text: str) -> str:

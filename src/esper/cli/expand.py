@@ -33,8 +33,11 @@ class ExpandOptions:
     out: Annotated[str | None, Metavar("FOLDER")] = None
     """Folder to write, which must not exist."""
 
-    at: Annotated[tuple[str, ...], Metavar("NAME")] = ()
-    """Modules to change, such as model.layers; by default everything that can be."""
+    deepen_at: Annotated[tuple[str, ...], Metavar("NAME")] = ()
+    """Lists of blocks to deepen, such as model.layers; by default all."""
+
+    widen_at: Annotated[tuple[str, ...], Metavar("NAME")] = ()
+    """Modules to widen, such as 'model.layers.*.mlp'; by default everything that can be."""
 
     dry_run: bool = False
     """Print what would change and write nothing."""
@@ -45,6 +48,9 @@ def run_expand(args: Sequence[str]) -> int:
     options = parse(ExpandOptions, args, command="expand")
     if options.deepen is None and options.widen is None:
         raise UsageError("nothing to do; give --deepen N, --widen X or both.")
+    for name in ("deepen", "widen"):
+        if getattr(options, f"{name}_at") and getattr(options, name) is None:
+            raise UsageError(f"--{name}-at needs --{name}, which says by how much.")
     if options.dry_run == (options.out is not None):
         raise UsageError("give either --out, the folder to write, or --dry-run.")
     if options.out is not None:
@@ -58,10 +64,13 @@ def run_expand(args: Sequence[str]) -> int:
             options.out,
             deepen=options.deepen,
             widen=options.widen,
-            at=options.at or None,
+            deepen_at=options.deepen_at or None,
+            widen_at=options.widen_at or None,
             on_stage=progress.show,
         )
-    print(escape_controls("\n".join(map(str, expansion.changes))))
+    is_done = not options.dry_run
+    parts = [change.describe(is_done=is_done) for change in expansion.changes]
+    print(escape_controls("\n".join(parts)))
     for note in expansion.notes:
         print_wrapped(note)
     if options.out is not None:

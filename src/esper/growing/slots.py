@@ -118,8 +118,8 @@ def choose_slots(proposals: SlotProposals, maximum: int = MAX_SLOTS) -> list[str
     """Return the proposed places that get a slot, in the given order.
 
     Where the model's own layers can grow, these are all of them but residual streams: lists of
-    blocks first, then groups of units, the largest first. Modules grow beside blocks only in a model that cannot grow itself;
-    the outermost blocks get a slot then, the largest first.
+    blocks first, then groups of units, the largest first. Modules grow beside blocks only in a
+    model that cannot grow itself; the outermost blocks get a slot then, the largest first.
     """
     own = [each for each in proposals if each.site.what != "module" and not each.is_stream]
     names = [each.name for each in proposals]

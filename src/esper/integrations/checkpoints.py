@@ -101,7 +101,8 @@ def expand_checkpoint(
     *,
     deepen: int | None = None,
     widen: float | None = None,
-    at: Sequence[str] | None = None,
+    deepen_at: Sequence[str] | None = None,
+    widen_at: Sequence[str] | None = None,
     on_stage: Callable[[str, float], None] | None = None,
 ) -> Expansion:
     """Widen and deepen the model in a folder, and write it to another one.
@@ -114,7 +115,8 @@ def expand_checkpoint(
         out: The folder to write, which must not exist; None to write nothing.
         deepen: Number of blocks to add to each list of blocks.
         widen: New number of hidden units, relative to the present one.
-        at: Names of what to change; everything that can be by default.
+        deepen_at: Names of the lists to deepen; all by default.
+        widen_at: Names of what to widen; everything that can be by default.
         on_stage: Called with the work at hand and the share that is done.
 
     Raises:
@@ -124,7 +126,8 @@ def expand_checkpoint(
     """
     target = None if out is None else _require_new(Path(out).expanduser())
     checkpoint = read_checkpoint(folder)
-    _require_memory(checkpoint)
+    held = amount_of(checkpoint.n_bytes)
+    _require_memory(COPIES * checkpoint.n_bytes, f"expanding {held} of weights in {folder}")
     transformers = import_library("transformers", "transformers")
     with _quiet(transformers):
         _tell(on_stage, "loading the model", 0.1)
@@ -132,15 +135,26 @@ def expand_checkpoint(
         sample = find_sample_input(model)
         before = run_model(model, sample)
         _tell(on_stage, "changing the model", 0.3)
-        changes = _change(model, sample, deepen=deepen, widen=widen, at=at)
+        changes: list[Change] = []
+        if widen is not None:  # first, so that new blocks are as wide as the others
+            generator = torch.Generator().manual_seed(0)
+            changes.append(
+                _widen(model, widen, sample_input=sample, at=widen_at, generator=generator)
+            )
+        if deepen is not None:
+            changes.append(_deepen(model, deepen, sample_input=sample, at=deepen_at))
+        if not changes:
+            raise SurgeryError("nothing to do; give deepen, widen or both.")
         growth = _describe(model, changes, deepen=deepen, widen=widen)
         if target is not None:
+            grown = sum(each.numel() * each.element_size() for each in model.state_dict().values())
+            _require_memory(grown, "loading the expanded model again")
             _tell(on_stage, "writing the model", 0.6)
             with storage_errors(target), creating_folder(target) as temporary:
                 notes += _write(model, checkpoint, temporary, growth)
                 _tell(on_stage, "loading what was written", 0.8)
                 _require_same(model, temporary, sample, before)
-    return Expansion(tuple(changes.values()), growth, tuple(notes))
+    return Expansion(tuple(changes), growth, tuple(notes))
 
 
 def read_checkpoint(folder: str | Path) -> Checkpoint:
@@ -286,12 +300,12 @@ def _dtype_of(weights: Sequence[Path]) -> torch.dtype | str:
     return _DTYPES[floats[0]] if len(floats) == 1 else "auto"
 
 
-def _require_memory(checkpoint: Checkpoint) -> None:
-    needed, available = COPIES * checkpoint.n_bytes, available_memory()
+def _require_memory(needed: float, work: str) -> None:
+    """Raise if there is less memory than some work needs."""
+    available = available_memory()
     if needed > available:
         raise ConfigError(
-            f"{checkpoint.folder} holds {amount_of(checkpoint.n_bytes)} of weights; expanding it "
-            f"needs about {amount_of(needed)} of memory, but only {amount_of(available)} is "
+            f"{work} needs about {amount_of(needed)} of memory, but only {amount_of(available)} is "
             "available."
         )
 
@@ -354,43 +368,23 @@ def _from_pretrained(
     return model.eval(), info
 
 
-def _change(
-    model: Any,
-    sample: dict[str, Tensor],
-    *,
-    deepen: int | None,
-    widen: float | None,
-    at: Sequence[str] | None,
-) -> dict[str, Change]:
-    """Widen, then deepen, so that new blocks are as wide as the others."""
-    changes: dict[str, Change] = {}
-    if widen is not None:
-        generator = torch.Generator().manual_seed(0)
-        changes["widen"] = _widen(model, widen, sample_input=sample, at=at, generator=generator)
-    if deepen is not None:
-        changes["deepen"] = _deepen(model, deepen, sample_input=sample, at=at)
-    if not changes:
-        raise SurgeryError("nothing to do; give deepen, widen or both.")
-    return changes
-
-
 _widen, _deepen = widen, deepen
 
 
 def _describe(
-    model: Any, changes: Mapping[str, Change], *, deepen: int | None, widen: float | None
+    model: Any, changes: Sequence[Change], *, deepen: int | None, widen: float | None
 ) -> dict[str, Any]:
-    """Return the content of ``growth.json``."""
+    """Return the content of ``growth.json``; the last change knows what is new in all."""
+    entries = changes[-1].new_entries()
+    new = [name for name in changes[-1].new_names() if name not in entries]
     blocks: dict[str, list[int]] = {}
-    new = changes["deepen"].new_names() if "deepen" in changes else []
-    for row in changes["deepen"].places if "deepen" in changes else ():
+    for row in changes[-1].places if deepen is not None else ():
         container = row.place.removesuffix("*").removesuffix(".")
         start = f"{container}." if container else ""
         indices = {
             name.removeprefix(start).partition(".")[0] for name in new if name.startswith(start)
         }
         blocks[container] = sorted(map(int, indices))
-    widened = changes["widen"].new_names() if "widen" in changes else []
     return {
         "esper": __version__,
         "model": type(model).__name__,
@@ -398,7 +392,7 @@ def _describe(
         "widen": widen,
         "new_blocks": blocks,
         "new_parameters": new,
-        "parameters_with_new_entries": widened,
+        "new_entries": entries,
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -177,3 +179,102 @@ class Attention(nn.Module):
         k, v = (part.repeat_interleave(shared, dim=1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+@dataclass
+class HeadCounts:
+    """A configuration that several layers share."""
+
+    num_attention_heads: int
+    head_dim: int = 4
+
+
+class PackedAttention(nn.Module):
+    """Queries, keys and values in one layer, told apart in the way of several libraries.
+
+    ``counted`` reads the number of heads from a shared configuration, ``measured`` reshapes by the
+    size of heads, and so does ``sinks``, which has a parameter for each head; ``nanoGPT`` and
+    ``timm`` derive the size of heads from the width of the input.
+    """
+
+    def __init__(self, way: str, config: HeadCounts, width: int = 8) -> None:
+        super().__init__()
+        self.way, self.config = way, config
+        self.n_head, self.head_size = config.num_attention_heads, config.head_dim
+        self.n_embd = self.n_head * self.head_size
+        self.qkv = nn.Linear(width, 3 * self.n_embd)
+        self.out = nn.Linear(self.n_embd, width)
+        if way == "sinks":
+            self.sinks = nn.Parameter(torch.randn(self.n_head))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, T, D]`` to the same shape."""
+        n, t, width = x.shape
+        if self.way in ("timm", "measured", "sinks"):
+            size = width // self.n_head if self.way == "timm" else self.head_size
+            q, k, v = self.qkv(x).reshape(n, t, 3, self.n_head, size).permute(2, 0, 3, 1, 4)
+        else:
+            is_nano = self.way == "nanoGPT"
+            n_head = self.n_head if is_nano else self.config.num_attention_heads
+            size = width // n_head if is_nano else self.head_size
+            parts = self.qkv(x).split(self.n_embd if is_nano else n_head * size, dim=-1)
+            q, k, v = (part.view(n, t, n_head, size).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.way == "sinks":
+            y = y * torch.sigmoid(self.sinks)[:, None, None]
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Experts(nn.Module):
+    """Gated experts whose weights are stacked, one after another or in turns, and a router."""
+
+    def __init__(self, way: str, width: int, n_experts: int = 3) -> None:
+        super().__init__()
+        self.way, self.hidden_dim = way, width
+        self.router = nn.Linear(8, n_experts)
+        self.mix = Stacks(way, width, n_experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, D]`` to the same shape."""
+        return x + self.mix(x, self.router(x).softmax(-1))
+
+
+class Stacks(nn.Module):
+    """The stacked weights."""
+
+    def __init__(self, way: str, width: int, n_experts: int) -> None:
+        super().__init__()
+        self.way = way
+        if way == "two stacks":
+            self.gate = nn.Parameter(torch.randn(n_experts, width, 8))
+            self.up = nn.Parameter(torch.randn(n_experts, width, 8))
+        else:
+            self.gate_up = nn.Parameter(torch.randn(n_experts, 8, 2 * width))
+            self.gate_up_bias = nn.Parameter(torch.randn(n_experts, 2 * width))
+        self.down = nn.Parameter(torch.randn(n_experts, width, 8))
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Map ``[B, D]`` and the weights of experts ``[B, E]`` to ``[B, D]``."""
+        if self.way == "two stacks":
+            gate, up = (torch.einsum("bd,ehd->beh", x, w) for w in (self.gate, self.up))
+        else:
+            both = torch.einsum("bd,edh->beh", x, self.gate_up) + self.gate_up_bias
+            gate, up = (
+                both.chunk(2, -1) if self.way == "halves" else (both[..., ::2], both[..., 1::2])
+            )
+        return torch.einsum("be,beh,ehd->bd", weights, torch.sigmoid(gate) * up, self.down)
+
+
+class Packed(nn.Module):
+    """Blocks of packed attention with one configuration."""
+
+    def __init__(self, way: str, n_heads: int = 2) -> None:
+        super().__init__()
+        self.config = HeadCounts(n_heads)
+        self.blocks = nn.ModuleList(PackedAttention(way, self.config) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, T, D]`` to the same shape."""
+        for block in self.blocks:
+            x = block(x)
+        return x

@@ -14,7 +14,7 @@ from torch import nn
 import esper
 from esper.errors import SurgeryError
 from esper.growth.surgery.places import BlockIdentity, BlockList
-from tests.growth.surgery.networks import Encoder, ResNet
+from tests.growth.surgery.networks import Encoder, EncoderBlock, Gated, ResNet
 
 
 def names(model: nn.Module) -> list[str]:
@@ -205,3 +205,19 @@ def test_a_model_without_residual_blocks_says_why() -> None:
     with pytest.raises(SurgeryError, match=r"nothing.*identity"):
         esper.deepen(model, 1, sample_input=torch.randn(2, 5))
     assert len(model) == 3
+
+
+def test_a_model_without_lists_says_so() -> None:
+    with pytest.raises(SurgeryError, match=r"nothing.*nn\.ModuleList"):
+        esper.deepen(Gated(4), 1, sample_input=torch.randn(2, 5))
+
+
+def test_layers_between_blocks_do_not_count_as_blocks() -> None:
+    blocks = [EncoderBlock(k, 8, is_post=False) for k in range(2)]
+    model = nn.Sequential(nn.Linear(5, 6), *blocks, nn.ReLU(), nn.Linear(6, 3))
+    change = esper.deepen(model, to=4, sample_input=torch.randn(2, 7, 5))
+    assert [type(each) for each in model] == [nn.Linear, *[EncoderBlock] * 4, nn.ReLU, nn.Linear]
+    (row,) = change.places
+    assert (row.before, row.after) == (2, 4)
+    with pytest.raises(SurgeryError, match="has 4 blocks"):
+        esper.deepen(model, to=4, sample_input=torch.randn(2, 7, 5))

@@ -19,10 +19,13 @@ from esper.errors import SurgeryError
 from tests.growth.surgery.networks import (
     Attention,
     Encoder,
+    Experts,
     FusedGate,
     Gated,
+    HeadCounts,
     Joined,
     Mobile,
+    Packed,
     Recurrent,
     ResNet,
     mlp,
@@ -102,7 +105,7 @@ def test_units_that_are_concatenated_or_flattened_stay_at_their_place() -> None:
 
 
 @pytest.mark.parametrize("way", ["apart", "in a row", "head by head"])
-@pytest.mark.parametrize(("n_heads", "n_shared"), [(3, 3), (4, 2), (6, 2)])
+@pytest.mark.parametrize(("n_heads", "n_shared"), [(2, 2), (3, 3), (4, 2), (6, 2)])
 def test_attention_gets_more_heads(way: str, n_heads: int, n_shared: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 7, 6, dtype=torch.float64)
@@ -118,6 +121,75 @@ def test_attention_gets_more_heads(way: str, n_heads: int, n_shared: int) -> Non
     with torch.no_grad():  # as long as the new heads are not read, they may hold anything
         model.get_parameter("out.weight")[:, n_heads * 4 :] = 0.1
     assert not torch.allclose(model(x), before, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", ["measured", "sinks"])
+def test_heads_that_are_reshaped_by_their_size_become_more(way: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    model = Packed(way).double()
+    before = model(x)
+    esper.widen(model, 2.0, sample_input=x)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    assert shapes(model) == shapes(Packed(way, 4))
+
+
+@pytest.mark.parametrize("way", ["halves", "in turns", "two stacks"])
+def test_stacked_experts_get_more_units(way: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 8, dtype=torch.float64)
+    model = nn.Sequential(*(Experts(way, 5).double() for _ in range(2)))
+    before = model(x)
+    change = esper.widen(model, 2.0, sample_input=x)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    assert shapes(model) == shapes(nn.Sequential(Experts(way, 10), Experts(way, 10)))
+    ((row),) = change.places
+    assert (row.place, row.before, row.after, row.members) == ("*.mix", 5, 10, 2)
+    model(x).square().sum().backward()
+    for layer in model:
+        new = layer.mix.down.grad[:, 5:]
+        assert new.abs().min() > 0.0
+
+
+def test_stacks_of_a_fixed_size_say_so() -> None:
+    def fixed(mix: nn.Module, _: object) -> None:
+        mix.get_parameter("down").view(3, 5, 8)
+
+    model = Experts("halves", 5)
+    model.mix.register_forward_pre_hook(fixed)
+    with pytest.raises(SurgeryError, match=r"mix: its stacked weights"):
+        esper.widen(model, 2.0, sample_input=torch.randn(2, 8), at="mix")
+
+
+def test_heads_that_a_shared_configuration_counts_become_more_together() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    model = Packed("counted").double()
+    before = model(x)
+    change = esper.widen(model, 2.0, sample_input=x)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    assert shapes(model) == shapes(Packed("counted", 4))
+    assert model.config == HeadCounts(4)
+    change.undo()
+    assert model.config == HeadCounts(2)
+    with pytest.raises(SurgeryError, match="cannot be widened"):
+        esper.widen(model, 2.0, sample_input=x, at="blocks.1.qkv")
+    assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("way", ["nanoGPT", "timm"])
+def test_heads_whose_size_follows_from_the_width_say_why_there_cannot_be_more(way: str) -> None:
+    x = torch.randn(2, 5, 8)
+    for options in ({}, {"at": "blocks.1.qkv"}):
+        with pytest.raises(SurgeryError, match=r"qkv: it writes attention heads, but .*fixed"):
+            esper.widen(Packed(way), 2.0, sample_input=x, **options)
+
+
+def test_multihead_attention_says_why_it_cannot_get_more_heads() -> None:
+    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+    with pytest.raises(SurgeryError, match=r"self_attn: the heads of nn\.MultiheadAttention"):
+        esper.widen(model, 2.0, sample_input=torch.randn(2, 4, 8), at="layers.1.self_attn")
 
 
 def test_old_units_get_the_gradients_that_they_got_before() -> None:
@@ -391,6 +463,7 @@ def test_tied_weights_are_left_alone() -> None:
         ({"sample_input": None}, "sample_input"),
         ({"sample_input": torch.randn(2, 4)}, "sample_input"),
         ({"at": "nowhere"}, "'nowhere'.*0>2"),
+        ({"at": "1"}, "'1' cannot be widened. It computes no units.*0>2"),
         ({"at": ["0>3"]}, "0>2"),
         ({"at": []}, r"at is \[\].*0>2"),
         ({"at": nn.ReLU()}, r"at is ReLU.*0>2"),
@@ -446,3 +519,88 @@ def test_frozen_layers_stay_frozen() -> None:
     model = Gated(4).requires_grad_(False)
     esper.widen(model, 2.0, sample_input=torch.randn(2, 5))
     assert not any(p.requires_grad for p in model.parameters())
+
+
+class Sampled(nn.Module):
+    """A random output that is often the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.multinomial(self.second(self.first(x)).softmax(-1), 1).float()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_outputs_that_are_sampled_are_refused_even_if_they_agree_twice(seed: int) -> None:
+    torch.manual_seed(seed)
+    with pytest.raises(SurgeryError, match="random"):
+        esper.widen(Sampled(), 2.0, sample_input=torch.randn(1, 5))
+
+
+class Classes(nn.Module):
+    """An output that says nothing about a small change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)).argmax(-1)
+
+
+def test_outputs_without_numbers_to_compare_are_refused() -> None:
+    with pytest.raises(SurgeryError, match="Classes returns no floating-point tensor"):
+        esper.widen(Classes(), 2.0, sample_input=torch.randn(1, 5))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_quantized_models_are_refused_in_a_line() -> None:
+    x = torch.randn(2, 5)
+    dynamic = torch.ao.quantization.quantize_dynamic(mlp(4), {nn.Linear}, dtype=torch.qint8)
+    integers = mlp(4)
+    integers[0].weight = nn.Parameter(torch.ones(4, 5, dtype=torch.int8), requires_grad=False)
+    for model, name in ((dynamic, "0"), (integers, "0.weight")):
+        with pytest.raises(SurgeryError, match=f"{name} is quantized"):
+            esper.widen(model, 2.0, sample_input=x)
+
+
+def test_undo_goes_backwards() -> None:
+    x = torch.randn(2, 5)
+    model = mlp(4)
+    first = esper.widen(model, 2.0, sample_input=x)
+    second = esper.widen(model, 2.0, sample_input=x)
+    with pytest.raises(SurgeryError, match="last change first"):
+        first.undo()
+    second.undo()
+    first.undo()
+    assert model[0].out_features == 4
+
+
+def test_an_iterable_of_batches_is_no_sample() -> None:
+    model = mlp(4)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 5)))
+    for sample in (loader, loader.dataset, iter(loader)):
+        with pytest.raises(SurgeryError, match=f"sample_input is an? {type(sample).__name__}"):
+            esper.widen(model, 2.0, sample_input=sample)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_refused_in_a_line() -> None:
+    scripted = torch.jit.script(mlp(4))
+    for model in (scripted, nn.Sequential(scripted)):
+        with pytest.raises(SurgeryError, match="scripted"):
+            esper.widen(model, 2.0, sample_input=torch.randn(2, 5))
+
+
+def test_a_place_that_cannot_be_widened_says_why() -> None:
+    model = nn.Sequential(mlp(4), *(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in "12"))
+    for name in ("1.0", "1"):
+        with pytest.raises(SurgeryError, match=f"'{name}' cannot be widened. .*LayerNorm.*0.0>0.3"):
+            esper.widen(model, 2.0, sample_input=torch.randn(2, 5), at=name)
+
+
+def test_a_model_without_layers_says_what_it_lacks() -> None:
+    with pytest.raises(SurgeryError, match="no linear"):
+        esper.widen(nn.Sequential(nn.ReLU()), 2.0, sample_input=torch.randn(2, 5))

@@ -77,6 +77,7 @@ def find_block_lists(
                     identities[index] if able.get(index) else None for index in range(len(entries))
                 ),
                 is_stack=len(identities) == len(entries),
+                n_layers=sum(not any(entry.children()) for entry in entries),
             )
         )
     return lists

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from esper.errors import SurgeryError
 from esper.formatting import html_lines, html_table
 from esper.growth.dry_run import SampleInput
 from esper.growth.modules import count_parameters
-from esper.growth.surgery.edits import Edits, Replacement
+from esper.growth.surgery.edits import Edits, OldIndices
 from esper.growth.surgery.operations import At, ChangedPlace, Deepening, Operation, Plan, Widening
 
 Start = Literal["zero", "copy"]
 STARTS: tuple[Start, ...] = ("zero", "copy")
 
 
+@dataclass(frozen=True)
+class _Novelty:
+    """What is new in a parameter."""
+
+    old: OldIndices | None
+    """Where its old entries are, by axis; None if all of it is new."""
+    version: int
+    """Its version when that was so; one that was trained since is old in a later change."""
+
+
+_NEW: Any = WeakTensorKeyDictionary()
+"""The novelty of every parameter that is new or has new entries."""
+
+
 class Change:
     """What :func:`widen` or :func:`deepen` did to a model; printing it gives a table.
+
+    Changes of one model with no training between them count as one: the parts that are new in the
+    last one are those of all.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -54,33 +75,56 @@ class Change:
         self._model = edits[0].model
         self._versions = self._current_versions()
         self._n_after = count_parameters(self._model)
+        self._new = _find_new(edits[0])
+        self._freeze: _Freeze | None = None
 
     def new_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are new or have new entries, in the model's order."""
-        new = self._replacements()
-        return [p for p in self._model.parameters() if id(p) in new]
+        return [p for p in self._model.parameters() if id(p) in self._new]
 
     def new_names(self) -> list[str]:
         """Return the names of :meth:`new_parameters`."""
-        new = self._replacements()
-        return [name for name, p in self._model.named_parameters() if id(p) in new]
+        return [name for name, p in self._model.named_parameters() if id(p) in self._new]
+
+    def new_entries(self) -> dict[str, dict[int, list[tuple[int, int]]]]:
+        """Return where parameters that have old entries as well have new ones, by name and axis.
+
+        Each pair is a first index and the one behind the last; an entry is new if its index along
+        any axis lies between two of a pair.
+        """
+        found: dict[str, dict[int, list[tuple[int, int]]]] = {}
+        for name, parameter in self._model.named_parameters():
+            old = self._new.get(id(parameter))
+            if old is not None:
+                shape = parameter.shape
+                found[name] = {axis: _gaps(index, shape[axis]) for axis, index in old.items()}
+        return found
 
     def freeze_old(self) -> None:
-        """Train only what is new from now on.
+        """Train only what is new, until :meth:`unfreeze_old`.
 
         Old parameters get ``requires_grad=False``. A parameter with old and new entries stays
         trainable: gradients of its old entries are zero, and after each optimizer step these are
-        set back to what they are now, because weight decay and momentum would change them. That
-        lasts as long as the parameter. Running statistics of batch norms go on.
+        set back to what they are now, because weight decay and momentum would change them. A copy
+        of the model is not frozen in this way. Running statistics of batch norms go on.
+
+        Raises:
+            SurgeryError: If a later change knows more of what is new.
         """
-        new = self._replacements()
-        for parameter in self._model.parameters():
-            each, was_trained = new.get(id(parameter)), parameter.requires_grad
-            if self._edits:
-                self._edits[0].on_undo(partial(parameter.requires_grad_, was_trained))
-            parameter.requires_grad_(each is not None)
-            if each is not None and each.old is not None:
-                _freeze_entries(parameter, each.old_entries())
+        own = {id(parameter) for parameter in self._model.parameters()}
+        if not self._new.keys() <= own:
+            raise SurgeryError(
+                "the model has been changed again since; call freeze_old of the last change, which "
+                "knows the new parts of all."
+            )
+        self.unfreeze_old()
+        self._freeze = _Freeze(self._model, self._new)
+
+    def unfreeze_old(self) -> None:
+        """Let what :meth:`freeze_old` has frozen train again."""
+        if self._freeze is not None:
+            self._freeze.lift()
+            self._freeze = None
 
     def undo(self) -> None:
         """Restore the model, its optimizers and moving averages exactly.
@@ -90,16 +134,28 @@ class Change:
         """
         if not self._edits:
             raise SurgeryError("this change has been undone already.")
-        if self._current_versions() != self._versions:
+        versions = self._current_versions()
+        if versions.keys() != self._versions.keys():
             raise SurgeryError(
-                "the model has been trained or changed since, so the change cannot be undone; load "
-                "a copy that was saved before."
+                "the model has been changed again since; undo the last change first."
             )
+        if versions != self._versions:
+            raise SurgeryError(
+                "the model has been trained since, so the change cannot be undone; load a copy "
+                "that was saved before."
+            )
+        self.unfreeze_old()
+        self._new = {}
         for edits in reversed(self._edits):
             edits.undo()
         self._edits.clear()
 
-    def __str__(self) -> str:
+    def describe(self, *, is_done: bool = True) -> str:
+        """Return the table and what else there is to say.
+
+        Args:
+            is_done: Whether to say what has been done, or what would be.
+        """
         rows = [_HEADERS, *map(_cells, self.places)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -107,29 +163,26 @@ class Change:
             + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
             for row in rows
         ]
-        return "\n".join([*lines, *self._sentences()])
+        return "\n".join([*lines, *self._sentences(is_done=is_done)])
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return self.describe()
 
     def _repr_html_(self) -> str:
         table = html_table(_HEADERS, map(_cells, self.places), n_left=1)
         return table + html_lines(self._sentences())
 
-    def _sentences(self) -> list[str]:
-        after = self._n_after
+    def _sentences(self, *, is_done: bool = True) -> list[str]:
+        before, after = self._n_after - self.n_new, self._n_after
         sentence = (
-            f"{after - self.n_new:,} parameters became {after:,}; outputs differ by "
-            f"{self.difference:.0e} of the largest."
+            f"{before:,} parameters {'became' if is_done else 'would become'} {after:,}; outputs "
+            f"differ by {self.difference:.0e} of the largest."
         )
         undone = [] if self._edits else ["This change has been undone."]
         return [sentence, *self.notes, *undone]
 
     def _current_versions(self) -> dict[int, int]:
         return {id(p): p._version for p in self._model.parameters()}
-
-    def _replacements(self) -> dict[int, Replacement]:
-        found = self._edits[0].replaced if self._edits else []
-        return {id(each.new): each for each in found if each.has_new_entries}
 
 
 def widen(
@@ -248,18 +301,92 @@ def _cells(row: ChangedPlace) -> tuple[str, ...]:
     return (name, *sizes, f"{row.parameters:,}")
 
 
-def _freeze_entries(parameter: nn.Parameter, is_old: Tensor) -> None:
-    """Keep some entries of a parameter as they are, whatever trains it."""
-    values = parameter.detach()[is_old].clone()
+def _find_new(edits: Edits) -> dict[int, OldIndices | None]:
+    """Return where old entries are in each parameter with new ones, by identity, and note it."""
+    found: dict[int, OldIndices | None] = {}
+    for parameter in edits.model.parameters():
+        known = _known(parameter)
+        if known is not None:
+            found[id(parameter)] = known.old
+    for each in edits.replaced:
+        if isinstance(each.new, nn.Parameter):
+            known = None if each.old is None else _known(each.old)
+            if each.old is None or (known is not None and known.old is None):
+                found[id(each.new)] = None
+            elif indices := _composed({} if known is None else known.old or {}, each.indices):
+                found[id(each.new)] = indices
+    for parameter in edits.model.parameters():
+        if id(parameter) in found:
+            _NEW[parameter] = _Novelty(found[id(parameter)], parameter._version)
+    return found
 
-    def mask(gradient: Tensor) -> Tensor:
+
+def _known(parameter: Tensor) -> _Novelty | None:
+    """Return the novelty of a parameter that has not been trained since."""
+    known: _Novelty | None = _NEW.get(parameter)
+    return known if known is not None and known.version == parameter._version else None
+
+
+def _composed(first: OldIndices, second: OldIndices) -> OldIndices:
+    """Return where entries are after two changes of a tensor."""
+    found = {**first, **second}
+    return found | {axis: second[axis][first[axis]] for axis in first.keys() & second.keys()}
+
+
+def _gaps(index: Tensor, size: int) -> list[tuple[int, int]]:
+    """Return the runs of numbers below a size that an ascending index leaves out."""
+    ends = [-1, *cast("list[int]", index.tolist()), size]
+    return [(low + 1, high) for low, high in pairwise(ends) if high > low + 1]
+
+
+class _Freeze:
+    """Keeps what is old in a model as it is, whatever trains it."""
+
+    def __init__(self, model: nn.Module, new: Mapping[int, OldIndices | None]) -> None:
+        self._was_trained = [(p, p.requires_grad) for p in model.parameters()]
+        self._old: dict[int, tuple[Tensor, Tensor]] = {}
+        # The hooks of gradients keep this object alive as long as the parameters.
+        self._handles: list[Any] = []
+        for parameter, _ in self._was_trained:
+            parameter.requires_grad_(id(parameter) in new)
+            indices = new.get(id(parameter))
+            if indices is not None:
+                is_old = _old_entries(parameter, indices)
+                self._old[id(parameter)] = is_old, parameter.detach()[is_old].clone()
+                self._handles.append(parameter.register_hook(partial(self._mask, is_old)))
+        reference = weakref.ref(self)
+
+        def restore(optimizer: Optimizer, _: object, __: object) -> None:
+            if (freeze := reference()) is not None:
+                freeze._restore(optimizer)
+
+        handle = register_optimizer_step_post_hook(restore)
+        self._finalize = weakref.finalize(self, handle.remove)
+
+    def lift(self) -> None:
+        """Let everything train as before."""
+        for handle in self._handles:
+            handle.remove()
+        self._finalize()
+        for parameter, was_trained in self._was_trained:
+            parameter.requires_grad_(was_trained)
+
+    def _mask(self, is_old: Tensor, gradient: Tensor) -> Tensor:
         return gradient.masked_fill(is_old, 0.0)
 
-    parameter.register_hook(mask)
-
     @torch.no_grad()
-    def restore(optimizer: Optimizer, _: object, __: object) -> None:
-        if any(p is parameter for group in optimizer.param_groups for p in group["params"]):
-            parameter[is_old] = values
+    def _restore(self, optimizer: Optimizer) -> None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if id(parameter) in self._old:
+                is_old, values = self._old[id(parameter)]
+                parameter[is_old] = values
 
-    register_optimizer_step_post_hook(restore)
+
+def _old_entries(parameter: Tensor, indices: OldIndices) -> Tensor:
+    """Return a mask of the entries of a parameter that are old."""
+    is_old = torch.ones_like(parameter, dtype=torch.bool)
+    for axis, index in indices.items():
+        along = torch.zeros(parameter.shape[axis], dtype=torch.bool, device=parameter.device)
+        along[index] = True
+        is_old &= along.reshape([-1 if k == axis else 1 for k in range(parameter.ndim)])
+    return is_old

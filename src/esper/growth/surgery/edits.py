@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -43,12 +44,6 @@ class Replacement:
     def has_new_entries(self) -> bool:
         """Whether it is a new parameter, or one with more entries than before."""
         return isinstance(self.new, nn.Parameter) and (self.old is None or bool(self.indices))
-
-    def old_entries(self) -> Tensor:
-        """Return which entries of the new tensor were there before."""
-        if self.old is None:
-            return torch.zeros_like(self.new, dtype=torch.bool)
-        return self.carry(torch.ones_like(self.old, dtype=torch.bool))
 
     def carry(self, value: Tensor, fill: Any = 0) -> Tensor:
         """Return a tensor of the old one's shape in the new one's, with a fill for new entries."""
@@ -282,11 +277,15 @@ def _follow_sizes(
     """Set the attributes of modules that say how many units there are."""
     for name in dict.fromkeys(name.rpartition(".")[0] for name in found):
         edits.update_sizes(name)
+    done: set[tuple[int, str]] = set()
     for place, n_new in counts.items():
-        for name, attribute, per_unit in place.sizes:
-            owner = edits.model.get_submodule(name)
-            value = getattr(owner, attribute) + sign * n_new * per_unit
-            edits.set_attribute(owner, attribute, value)
+        for name, path, per_unit in place.sizes:
+            *parts, attribute = path.split(".")
+            owner = reduce(getattr, parts, edits.model.get_submodule(name))
+            if (id(owner), attribute) not in done:  # several places may share a configuration
+                done.add((id(owner), attribute))
+                value = getattr(owner, attribute) + sign * n_new * per_unit
+                edits.set_attribute(owner, attribute, value)
 
 
 def expanded(old: Tensor, indices: OldIndices, like: Tensor, fill: Any = 0) -> Tensor:

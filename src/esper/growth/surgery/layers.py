@@ -151,7 +151,12 @@ def reads(module: nn.Module) -> Iterator[Entries]:
 
 
 def fans_of(module: nn.Module, tensor: Tensor) -> tuple[int, int]:
-    """Return fan-in and fan-out of a layer as torch counts them, for a weight of this shape."""
+    """Return fan-in and fan-out of a layer as torch counts them, for a weight of this shape.
+
+    They are the same at every width for modules of a kind that is not known here.
+    """
+    if not is_writer(module) and not is_keeper(module):
+        return 1, 1
     if is_recurrent(module) or type(module) is nn.Embedding:
         return tensor.shape[-1], tensor.shape[-1]  # torch's bound of both depends on the width
     n_taps = tensor[0, 0].numel()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,11 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
 
 from esper.errors import SurgeryError, did_you_mean, summarize_error, type_of
 from esper.growth.dry_run import SampleInput, call_model, tensors_in
 from esper.growth.host_slots import own_slots, unwrapped
-from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
+from esper.growth.modules import (
+    count_parameters,
+    named_modules,
+    named_tensors,
+    seeded,
+    unchanged_buffers,
+)
 from esper.growth.residual_blocks import NORM_TOLERANCE
 from esper.growth.sharding import find_mesh
 from esper.growth.surgery.blocks import add_blocks, find_block_lists, outer_lists
@@ -31,12 +39,15 @@ from esper.growth.surgery.configuration import (
     require_valid,
 )
 from esper.growth.surgery.edits import Edits, add_units
-from esper.growth.surgery.places import BlockList, Group, group_places, matches
+from esper.growth.surgery.places import STAR, BlockList, Group, group_places, matches
 from esper.growth.surgery.tracing import PlaceFinder, largest_difference, tolerance_for
 from esper.modes import evaluation_mode
 
 At = str | Sequence[str] | None
 """Names of what to change; None for everything."""
+
+N_SEEDS = 16
+"""Seeds with which a model that draws random numbers must return the same."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,10 @@ class Plan(ABC):
 
     verb: str
     """What it does, as a participle."""
+    needs: str
+    """What a model lacks that has nothing to change and no problems."""
+    lacks: str
+    """What a module lacks that cannot be changed and has no problem."""
     groups: Sequence[Any]
     """What can be changed; each has a ``name``."""
     problems: Mapping[str, str]
@@ -107,6 +122,8 @@ class Widening(Plan):
     """Adds units to groups of places."""
 
     verb = "widened"
+    needs = "it has no linear, convolutional, recurrent or embedding layers"
+    lacks = "It computes no units that another layer reads."
 
     def __init__(
         self, operation: Operation, factor: float, generator: torch.Generator | None
@@ -155,6 +172,8 @@ class Deepening(Plan):
     """Adds copies of blocks to lists of blocks."""
 
     verb = "deepened"
+    needs = "it has no nn.ModuleList or nn.Sequential of blocks, modules with layers inside"
+    lacks = "It is not a list of residual blocks."
 
     def __init__(
         self, operation: Operation, by: int | None, to: int | None, *, is_identity: bool
@@ -203,21 +222,23 @@ class Deepening(Plan):
     def row(self, group: BlockList, edits: Edits) -> ChangedPlace:
         """Return what became of a list."""
         (size,) = self.sizes(group)
+        before, after = size.before - group.n_layers, size.after - group.n_layers
         entries = list(edits.model.get_submodule(group.container).children())
         copies = [k for k, index in enumerate(size.sources) if index in size.sources[:k]]
         n_new = sum(count_parameters(entries[k]) for k in copies)
-        return ChangedPlace(group.name, size.before, size.after, "blocks", 1, n_new)
+        return ChangedPlace(group.name, before, after, "blocks", 1, n_new)
 
     def _n_new(self, blocks: BlockList) -> int:
         if self._to is None:
             assert self._by is not None, "either by or to is given"
             return self._by
-        if self._to <= blocks.length:
+        n_blocks = blocks.length - blocks.n_layers
+        if self._to <= n_blocks:
             raise SurgeryError(
-                f"to is {self._to}, but {blocks.name} has {blocks.length} blocks already; give a "
-                "larger number, or at= for other lists."
+                f"to is {self._to}, but {blocks.name} has {n_blocks} blocks already; give a larger "
+                "number, or at= for other lists."
             )
-        return self._to - blocks.length
+        return self._to - n_blocks
 
 
 class Operation:
@@ -232,9 +253,10 @@ class Operation:
             SurgeryError: If the model cannot be changed in place, or be compared on the sample.
         """
         _require_changeable(model)
-        if sample_input is None:
+        if sample_input is None or isinstance(sample_input, (DataLoader, Dataset, Iterator)):
+            given = "missing" if sample_input is None else type_of(sample_input)
             raise SurgeryError(
-                "sample_input is missing; give a batch that the model can be called with: a "
+                f"sample_input is {given}; give one batch that the model can be called with: a "
                 "tensor, a tuple of arguments or a mapping of keyword arguments."
             )
         self.model = unwrapped(model)
@@ -248,9 +270,14 @@ class Operation:
                     f"optimizer {type(each).__name__} has no parameter of this "
                     f"{type(self.model).__name__}; give the one that trains it."
                 )
+        self._draws_numbers = False
         self._before = self._run_model()
-        again = self._run_model(seed=1)
-        if largest_difference(self._before, again) > tolerance_for(self._before):
+        if not self._before:
+            raise SurgeryError(
+                f"{type(self.model).__name__} returns no floating-point tensor, by itself or in a "
+                "tuple, list or dictionary, so nothing can be compared; let it return its logits."
+            )
+        if any(self._differs(seed) for seed in range(1, N_SEEDS if self._draws_numbers else 2)):
             raise SurgeryError(
                 f"{type(self.model).__name__} returns other values each time that it is run, so "
                 "nothing can be compared; switch off what is random in it."
@@ -262,7 +289,7 @@ class Operation:
         Raises:
             SurgeryError: If nothing can be changed, or the outputs would change.
         """
-        chosen, notes = _select(plan, at), list[str]()
+        chosen, notes = _select(plan, at, self.model), list[str]()
         n_before = count_parameters(self.model)
         edits = list[Edits]()
         try:
@@ -300,11 +327,14 @@ class Operation:
         for variant in plan.variants():
             if edits := self._apply_whole(variant, chosen):
                 return variant, chosen, edits, []
+            alone = [[each] for each in chosen] if len(chosen) > 1 else []
+            # Fields may give the sizes of several groups, so that none can change alone.
+            but_one = [[e for e in chosen if e is not left] for left in chosen] if alone[2:] else []
             own: list[Any] = []
-            for each in chosen if len(chosen) > 1 else ():
-                if edits := self._apply_whole(variant, [each]):
+            for part in (*but_one, *alone):
+                if len(own) < len(chosen) - 1 and (edits := self._apply_whole(variant, part)):
                     edits.undo()
-                    own.append(each)
+                    own += part
             if len(own) > len(kept):
                 best, kept = variant, own
         others = ", ".join(each.name for each in chosen if each not in kept)
@@ -376,6 +406,11 @@ class Operation:
             )
         return difference
 
+    def _differs(self, seed: int) -> bool:
+        """Return whether the model returns something else with another seed."""
+        again = self._run_model(seed=seed)
+        return largest_difference(self._before, again) > tolerance_for(self._before)
+
     def _difference(self) -> float:
         return largest_difference(self._before, self._run_model())
 
@@ -388,7 +423,9 @@ class Operation:
                 torch.no_grad(),
                 seeded(seed),
             ):
+                state = torch.default_generator.get_state()
                 outputs = tensors_in(call_model(model, self.sample_input))
+                self._draws_numbers = not torch.equal(state, torch.default_generator.get_state())
         except Exception as error:
             raise SurgeryError(
                 f"{type(self.model).__name__} fails on this sample_input "
@@ -397,12 +434,12 @@ class Operation:
         return [output.clone() for output in outputs]
 
 
-def _select(plan: Plan, at: At) -> list[Any]:
+def _select(plan: Plan, at: At, model: nn.Module) -> list[Any]:
     """Return the groups, or single members of groups, that are named; all by default."""
     if not plan.groups:
-        reasons = [f"{name}: {why}" for name, why in plan.problems.items()][:3]
-        more = f" ({'; '.join(reasons)})" if reasons else ""
-        raise SurgeryError(f"nothing in this model can be {plan.verb}{more}.")
+        reasons = [f"{name}: {why.rstrip('.')}" for name, why in plan.problems.items()][:3]
+        more = "; ".join(reasons) or plan.needs
+        raise SurgeryError(f"nothing in this model can be {plan.verb} ({more}).")
     if at is None:
         return list(plan.groups)
     names = [at] if isinstance(at, str) else list(at) if isinstance(at, Sequence) else []
@@ -419,13 +456,30 @@ def _select(plan: Plan, at: At) -> list[Any]:
             found = [each for each in single if matches(each.name, name)]
         if not found:
             known = [group.name for group in plan.groups]
-            why = plan.problems.get(name, "")
-            hint = f" {why}" if why else did_you_mean(name, known)
+            hint = _find_reason(plan.problems, name) or did_you_mean(name, known)
+            if not hint and name in named_modules(model):
+                hint = f" {plan.lacks}"
             raise SurgeryError(
                 f"{name!r} cannot be {plan.verb}.{hint} What can: {', '.join(known)}."
             )
         chosen += [group for group in found if group not in chosen]
     return chosen
+
+
+def _find_reason(problems: Mapping[str, str], wanted: str) -> str:
+    """Return why a place of a name cannot be changed; what repeats has the reasons of the first."""
+
+    def general(name: str) -> str:
+        return re.sub(r"\b\d+\b", STAR, name)
+
+    for name, why in problems.items():
+        is_like = any(map(str.isalpha, wanted)) and matches(general(name), general(wanted))
+        if matches(name, wanted) or is_like:
+            return f" {name}: {why.rstrip('.')}."
+    return ""
+
+
+_WHOLE = "change the original model and quantize the result."
 
 
 def _require_changeable(model: nn.Module) -> None:
@@ -436,6 +490,8 @@ def _require_changeable(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise SurgeryError(f"model is {type_of(model)}; it must be an nn.Module.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise SurgeryError("model is scripted; change the module that it was made from.")
     if isinstance(model, cast(Any, (DataParallel, DistributedDataParallel))):
         raise SurgeryError(
             f"model is wrapped in {type(model).__name__}; change model.module and wrap it again."
@@ -447,3 +503,8 @@ def _require_changeable(model: nn.Module) -> None:
     for name, tensor in model.named_parameters():
         if tensor.is_meta:
             raise SurgeryError(f"{name} is on the meta device; load the model's weights first.")
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise SurgeryError(f"{name} is quantized; {_WHOLE}")
+    for name, module in named_modules(model).items():
+        if ".quantized." in type(module).__module__:
+            raise SurgeryError(f"{name} is quantized; {_WHOLE}")

@@ -49,7 +49,7 @@ class Place:
     heads: Heads | None = None
     """How the units are heads of an attention layer; None if they are plain units."""
     sizes: tuple[tuple[str, str, int], ...] = ()
-    """Attributes that count what units have: module, attribute, and how much each unit has."""
+    """Attributes that count what units have: module, path to the attribute, how much each has."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -121,6 +121,8 @@ class BlockList:
     """How the copy of each block becomes the identity; None for blocks that have no copies."""
     is_stack: bool
     """Whether all blocks are residual, as in a stack of encoder blocks; stages are not."""
+    n_layers: int = 0
+    """Entries that are no blocks, such as single layers of an ``nn.Sequential``."""
 
     @property
     def length(self) -> int:
@@ -167,7 +169,7 @@ def common_module(names: Sequence[str]) -> str:
         if len(set(parts)) > 1:
             break
         shared.append(parts[0])
-    if any(len(path) == len(shared) for path in paths):
+    if all(len(path) == len(shared) for path in paths):
         shared.pop()
     return ".".join(shared)
 
@@ -224,8 +226,9 @@ def name_places(model: nn.Module, places: Sequence[Place]) -> list[str]:
     names: list[str] = []
     for place, module in zip(places, around, strict=True):
         inside = [other for other in around if f"{other}.".startswith(f"{module}.")]
-        if module and module not in entries and len(inside) == 1:
-            names.append(module)
+        alone = place.layers[0] if len(place.layers) == 1 else module
+        if alone and alone not in entries and (len(inside) == 1 or alone != module):
+            names.append(alone)
         elif len(place.writers) <= MAX_WRITERS and len(place.readers) <= MAX_READERS:
             names.append(layers_name(place, module if outer_block(module, entries) else ""))
         else:

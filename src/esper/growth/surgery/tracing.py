@@ -11,7 +11,7 @@ same.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,8 +25,10 @@ from esper.errors import summarize_error
 from esper.growth.dry_run import Call, call_model, hooked, recorded_calls, tensors_in
 from esper.growth.modules import module_names, named_modules, unchanged_buffers
 from esper.growth.sites import TensorKind, kind_of
+from esper.growth.surgery import experts
+from esper.growth.surgery.configuration import has_configuration
 from esper.growth.surgery.edits import Edits, add_units, tensor_of
-from esper.growth.surgery.heads import HeadLayout, find_head_layout
+from esper.growth.surgery.heads import find_head_layout, possible_places
 from esper.growth.surgery.layers import (
     Entries,
     Role,
@@ -42,7 +44,6 @@ from esper.growth.surgery.layers import (
 )
 from esper.growth.surgery.places import (
     Place,
-    common_module,
     name_places,
     outer_block,
     repeated_entries,
@@ -105,6 +106,12 @@ class PlaceFinder:
             if any(True for _ in module.parameters(recurse=False)) or name in self._layers
         }
         self._tied = _tied_tensors(model)
+        for name, module in self._modules.items():
+            if isinstance(module, nn.MultiheadAttention):
+                self.problems[name] = (
+                    "the heads of nn.MultiheadAttention have as many entries together as its input "
+                    "has, so there cannot be more of them."
+                )
         with self._quietly(), recorded_calls({**self._layers, "": model}) as calls:
             call_model(model, sample_input)
         self._calls: dict[str, list[Call]] = calls
@@ -115,32 +122,50 @@ class PlaceFinder:
         """Return every place of the model, in the order of modules."""
         blocks = repeated_entries(self.model)
         alike: dict[tuple[Any, ...], list[str]] = {}
-        for name, module in self._layers.items():
-            if is_writer(module):
+        for name, module in self._modules.items():
+            if name in self._layers and is_writer(module):
                 block = outer_block(name, blocks)
                 key = star(block, blocks), name[len(block) :], type(module), count_units(module)
                 alike.setdefault(key, []).append(name)
+            elif experts.has_stacks(module):
+                block = outer_block(name, blocks)
+                alike.setdefault((star(block, blocks), name[len(block) :]), []).append(name)
         others = {first: rest for first, *rest in alike.values()}
         found: list[Place] = []
 
-        def add_copies(place: Place) -> bool:
-            """Add the same place in blocks like its own; return whether it lies in one."""
+        def copies_of(place: Place) -> list[Place] | None:
+            """Return the same place in blocks like its own; None if it does not lie in one."""
             inside = {outer_block(layer, blocks) for layer in place.layers}
             if len(inside) > 1 or "" in inside:
-                return False
+                return None
             (block,) = inside
             moved = [_moved(place, block, name) for name in others[place.writers[0]]]
-            found.extend([place, *(copy for copy in moved if self._fits(copy, place))])
-            return True
+            return [copy for copy in moved if self._fits(copy, place)]
+
+        def add_copies(place: Place) -> bool:
+            """Add a place with its copies; return whether it lies in a block."""
+            copies = copies_of(place)
+            if copies is not None:
+                found.extend([place, *copies])
+            return copies is not None
 
         apart: list[_Reach] = []
-        for same in _merge(self._trace_all(others)):
+        layers = [name for name in others if name in self._layers]
+        for name in others.keys() - layers:
+            trials = experts.possible_places(name, self._modules[name])
+            works = partial(self._find_trial_problem, n_new=experts.TRIAL_UNITS)
+            place = next((trial for trial in trials if works(trial) is None), None)
+            if place is None:
+                self.problems[name] = "its stacked weights have no units that can become more."
+            elif not add_copies(place):
+                found.append(place)
+        for same in _merge(self._trace_all(layers)):
             place = self._try(same)
             if not isinstance(place, Place) or not add_copies(place):
                 apart += same
                 apart += self._trace_all(name for reach in same for name in others[reach.writer])
         placed = {name for place in found for name in place.writers}
-        for place in self._find_heads(placed):
+        for place in self._find_heads(placed, lambda place: copies_of(place) or []):
             if not add_copies(place):
                 found.append(place)
         placed = {name for place in found for name in place.writers}
@@ -228,7 +253,9 @@ class PlaceFinder:
             if is_reader(self._layers[reader]) and not self._find_layer_problem(reader):
                 self._mixed.setdefault(reader, []).append(name)
 
-    def _find_heads(self, placed: set[str]) -> list[Place]:
+    def _find_heads(
+        self, placed: set[str], copies_of: Callable[[Place], Sequence[Place]]
+    ) -> list[Place]:
         """Return the heads of attention layers, of writers that were traced and have no place."""
         found: list[Place] = []
         for reader, writers in self._mixed.items():
@@ -245,57 +272,28 @@ class PlaceFinder:
             layout = find_head_layout(n_read, sizes, reach)
             if layout is None:
                 continue
-            place = self._head_place(reader, layout)
-            for sizes_too in (True, False):
-                trial = replace(place, sizes=self._head_sizes(place) if sizes_too else ())
-                if self._find_trial_problem(trial) is None:
+            problem: str | None = ""
+            for trial, shared in possible_places(self.model, reader, layout):
+                problem = self._find_trial_problem(trial)
+                if problem is not None:
+                    problem = self._find_trial_problem(shared, *copies_of(shared))
+                    # The configurations of Transformers follow once all is done.
+                    trial = trial if has_configuration(self.model) else shared
+                if problem is None:
                     found.append(trial)
-                    for name in layout.starts:
-                        self.problems.pop(name, None)
                     break
+            for name in layout.starts:
+                self.problems.pop(name, None)
+                if problem is not None:
+                    self.problems[name] = f"it writes attention heads, but {problem}"
         return found
 
-    def _head_place(self, reader: str, layout: HeadLayout) -> Place:
-        entries: list[Entries] = []
-        for name, starts in layout.starts.items():
-            for each in writes(self._layers[name]):
-                tensor = f"{name}.{each.tensor}"
-                entries += [replace(each, tensor=tensor, start=s, size=n) for s, n in starts]
-        per_unit = layout.heads.per_unit * layout.heads.size
-        for each in reads(self._layers[reader]):
-            entries.append(replace(each, tensor=f"{reader}.{each.tensor}", size=per_unit))
-        return Place(
-            units=layout.units,
-            entries=tuple(entries),
-            writers=tuple(name for name in self._modules if name in layout.starts),
-            readers=(reader,),
-            heads=layout.heads,
-        )
-
-    def _head_sizes(self, place: Place) -> tuple[tuple[str, str, int], ...]:
-        """Return the attributes of the attention layer that count heads or their entries."""
-        assert place.heads is not None
-        n, size = place.heads.per_unit, place.heads.size
-        counts = {place.units * size: size, place.units * n * size: n * size}
-        heads = {place.units: 1, place.units * n: n}
-        found: list[tuple[str, str, int]] = []
-        parents = {name.rpartition(".")[0] for name in (*place.writers, *place.readers)}
-        for name in sorted({*parents, common_module(place.layers)}):
-            for attribute, value in vars(self.model.get_submodule(name)).items():
-                if type(value) is not int:
-                    continue
-                is_count = "dim" in attribute or "size" in attribute
-                per_unit = (counts if is_count else {**counts, **heads}).get(value)
-                if per_unit is not None:
-                    found.append((name, attribute, per_unit))
-        return tuple(found)
-
     def _find_layer_problem(self, name: str) -> str | None:
-        module, calls = self._layers[name], self._calls[name]
+        module, calls = self._modules[name], self._calls.get(name)
         names = [other for other, each in module_names(self.model) if each is module]
         if len(names) > 1:
             return f"{name!r} is also registered as {names[1]!r}."
-        if len(calls) != 1:
+        if calls is not None and len(calls) != 1:
             return f"{name!r} is called {len(calls)} times per forward pass instead of once."
         if any(id(tensor) in self._tied for tensor in module.parameters()):
             return f"{name!r} shares a tensor with another module (tied weights)."
@@ -399,12 +397,12 @@ class PlaceFinder:
                     found.append(Entries(f"{name}.{own}", axes[0], Role.KEEP))
         return tuple(found)
 
-    def _find_trial_problem(self, place: Place) -> str | None:
-        """Add a few units to a place, run the model, and remove them again."""
+    def _find_trial_problem(self, *places: Place, n_new: int = TRIAL_UNITS) -> str | None:
+        """Add a few units to places, run the model, and remove them again."""
         edits = Edits(self.model)
         generator = torch.Generator(device=_device_of(self.model)).manual_seed(0)
         try:
-            add_units(edits, {place: TRIAL_UNITS}, generator=generator)
+            add_units(edits, dict.fromkeys(places, n_new), generator=generator)
             with self._quietly():
                 after = tensors_in(call_model(self.model, self.sample_input))
         except Exception as error:
