@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -195,39 +194,3 @@ def html_lines(sentences: Iterable[str], *, is_headed: bool = False) -> str:
 def html_details(summary: str, html: str) -> str:
     """Return HTML that is folded away until its summary is clicked."""
     return f'<details><summary style="cursor:pointer">{escape(summary)}</summary>{html}</details>'
-
-
-MAX_POINTS = 300
-"""Points of a curve; of a longer one, the means of as many parts are drawn."""
-
-
-def curve_svg(values: Sequence[float], about: str) -> str:
-    """Return a small curve as an SVG image, with its first and last value; empty for too few.
-
-    Args:
-        values: The values, at equal distances.
-        about: What they are; it stands above the curve and is escaped.
-    """
-    shown = [value for value in values if math.isfinite(value)]
-    if len(shown) < 2:
-        return ""
-    ends, size = (shown[0], shown[-1]), -(-len(shown) // MAX_POINTS)
-    parts = [shown[start : start + size] for start in range(0, len(shown), size)]
-    points = [sum(part) / len(part) for part in parts]
-    low, high = min(points), max(points)
-    left, width, top, height = 52.0, 300.0, 20.0, 44.0
-    room, steps = (high - low) or 1.0, max(1, len(points) - 1)
-    places = [
-        (left + width * number / steps, top + height * (high - value) / room)
-        for number, value in enumerate(points)
-    ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    first, last = places[0][1] + 4, places[-1][1] + 4
-    return (
-        '<svg viewBox="0 0 410 74" role="img" fill="currentColor" '
-        'style="width:410px;max-width:100%;font-size:11px;display:block">'
-        f'<text x="{left}" y="11">{escape(about)}</text>'
-        f'<polyline points="{line}" fill="none" stroke="#009e73" stroke-width="1.8"/>'
-        f'<text x="{left - 6}" y="{first:.1f}" text-anchor="end">{ends[0]:.3f}</text>'
-        f'<text x="{left + width + 6}" y="{last:.1f}">{ends[1]:.3f}</text></svg>'
-    )

@@ -12,7 +12,6 @@ from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.lifecycle.factored_actions import Op
 from esper.simic.agent import PPOAgent, UpdateReport
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import split, to_nested
 from esper.tamiyo import LearnedController, NoGrowth
 from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecord
 from esper.training import trials
@@ -125,7 +124,7 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.M
         assert torch.equal(tensor, policies[1][name]), name
     assert not torch.equal(parts.best_policy["outputs.bias"], policies[3]["outputs.bias"])
     assert tuple(parts.best_returns.values()) == scales[1] != scales[3]
-    assert parts.save().facts["best_policy"]["returns"] == parts.best_returns
+    assert parts.save()["best_policy"]["returns"] == parts.best_returns
     is_best = [r.is_best for r in seen.records if isinstance(r, EvaluationRecord)]
     assert is_best == [False, False, True, True, False, False]
 
@@ -165,8 +164,8 @@ def test_the_final_comparison_uses_the_best_policy_and_the_deterministic_setting
         set_returns(patch, [1.0, 0.0])
         wait_after_update(patch, 2)
         run = train(config, run_dir=tmp_path / "run", watchers=[seen])
-    saved = split(CheckpointFolder(run.path / "checkpoints").latest().state)
-    best, last = saved["best_policy"].tensors, to_nested(saved["agent"])["policy"]
+    saved = CheckpointFolder(run.path / "checkpoints").latest().state
+    best, last = saved["best_policy"]["weights"], saved["agent"]["policy"]
     task, stop = make_run_task(config), StopRequest()
 
     def run_trial(

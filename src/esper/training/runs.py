@@ -34,7 +34,6 @@ from esper.results.evidence import BestHost, Evidence, make_evidence
 from esper.results.files import write_summary
 from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, Loaded
 from esper.storage.run_folder import RunFolder
-from esper.storage.state import split
 from esper.tasks import Task
 from esper.telemetry import TelemetryWarning, TelemetryWriter
 from esper.telemetry.damage import set_aside
@@ -372,7 +371,7 @@ def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | No
 
 def _telemetry_position(loaded: Loaded) -> int:
     """Return how many records had been written when a checkpoint was saved."""
-    return split(loaded.state)["progress"].facts["telemetry_position"]
+    return loaded.state["progress"]["telemetry_position"]
 
 
 @contextmanager
@@ -386,7 +385,7 @@ def _session(
     """Record that this process works on the run, what was wrong before, and how it ends."""
     first_round, message = 1, None
     if loaded is not None:
-        first_round = split(loaded.state)["progress"].facts["round"] + 1
+        first_round = loaded.state["progress"]["round"] + 1
         message = f"Resumed from {loaded.path.name}."
         if loaded.skipped:
             message += f" Skipped damaged checkpoints: {', '.join(p.name for p in loaded.skipped)}."

@@ -17,7 +17,7 @@ from esper.simic.recording import update_record
 from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import State, from_nested
+from esper.storage.state import State
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
@@ -361,7 +361,7 @@ class Trainer:
 
     def _send_weights(self) -> None:
         """Let the hosts of the next steps be grown by the policy as it is now."""
-        self.parts.rollout.set_weights(from_nested(self.parts.agent.weights()))
+        self.parts.rollout.set_weights(self.parts.agent.weights())
 
     def _run_trial(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
         """Return the results of a trial on the hosts of evaluations, and the seconds it took."""

@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
-from esper.dashboard.views.presets import nearest_preset
 from esper.dashboard.views.values import Row, finite, gain, kept_points, rounded
+from esper.invocation import nearest_preset, training_command
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
 
@@ -85,7 +85,7 @@ def overview(telemetry: RunTelemetry) -> Row:
         "task": run.task,
         "host": json.loads(run.host or "null"),
         "config_toml": run.config,
-        "preset": nearest_preset(run.config) if learns and grows else None,
+        "preset": _preset_of(run.config) if learns and grows else None,
         "created_at": run.created_at,
         "esper_version": run.esper_version,
         "n_envs": settings.envs,
@@ -96,6 +96,14 @@ def overview(telemetry: RunTelemetry) -> Row:
         "learns": learns,
         "grows": grows,
     }
+
+
+@lru_cache(maxsize=64)
+def _preset_of(text: str) -> Row:
+    """Return the preset nearest to settings: its name, what differs, and the command."""
+    config = _read_settings(text)
+    name, differs = nearest_preset(config)
+    return {"name": name, "differs": differs, "command": training_command(config)}
 
 
 NO_HEADLINE: Row = dict.fromkeys(
