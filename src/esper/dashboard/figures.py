@@ -185,7 +185,7 @@ def _run_figures(runs: Mapping[str, Run]) -> Iterator[tuple[str, Figure]]:
 _RETURNS = {"eval/mean_reward": "held-out", "rollout/ep_rew_mean": "training"}
 _KL = "KL divergence of an update"
 _LINES = {
-    "Score (accuracy)": {"eval/score": "held-out", "growth/score": "training"},
+    "Score": {"eval/score": "held-out", "growth/score": "training"},
     "Parameters": {"growth/seed_parameters": "grown", "growth/host_parameters": "host"},
     "FLOPs, relative to the reference run": {"eval/flops": "held-out", "growth/flops": "training"},
     _KL: {"train/approx_kl": "mean over heads", "train/joint_kl": "joint action"},

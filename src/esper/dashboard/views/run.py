@@ -110,7 +110,7 @@ NO_HEADLINE: Row = dict.fromkeys(
     (
         *("task", "task_options", "rounds_done", "rounds", "env_steps", "steps_per_second"),
         *("seconds", "refused_share", "illegal_share", "is_final", "last_return", "best_return"),
-        *("fixed_return", "accuracy_gain", "no_growth_score", "host_parameters"),
+        *("fixed_return", "score_gain", "no_growth_score", "host_parameters"),
         *("seed_parameters", "flops", "position"),
     )
 )
@@ -124,7 +124,7 @@ def headline(telemetry: RunTelemetry) -> Row:
     of the comparison at the end, on the test split; before it, they are those of the evaluation
     that selected the controller. Of the user's own training, parameters and FLOPs are the model's.
     ``refused_share`` and ``illegal_share`` are shares of all steps, ``last_return`` is the mean of
-    the last round in which episodes ended, and ``accuracy_gain`` the score minus that of the same
+    the last round in which episodes ended, and ``score_gain`` the score minus that of the same
     hosts with no growth.
     """
     with telemetry.snapshot():
@@ -165,7 +165,7 @@ def headline(telemetry: RunTelemetry) -> Row:
         }
     if best is not None:
         found["best_return"] = finite(best.ep_rew_mean)
-        found["accuracy_gain"] = gain(finite(best.score_mean), no_growth_score)
+        found["score_gain"] = gain(finite(best.score_mean), no_growth_score)
     if sized is not None:
         for name in ("host_parameters", "seed_parameters", "flops"):
             found[name] = finite(getattr(sized, f"{name}_mean"))
