@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from esper.statistics import Interval
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from esper.statistics import Interval
 
 
 def points(interval: Interval) -> str:
@@ -24,7 +25,7 @@ def points(interval: Interval) -> str:
 
 def saving(ratio: Interval) -> Interval:
     """Return one minus a ratio: the share saved."""
-    return Interval(1.0 - ratio.mean, 1.0 - ratio.high, 1.0 - ratio.low, ratio.n)
+    return replace(ratio, mean=1.0 - ratio.mean, low=1.0 - ratio.high, high=1.0 - ratio.low)
 
 
 def change(ratio: Interval, what: str) -> str:
@@ -111,11 +112,6 @@ def clock_text(seconds: float) -> str:
     whole = max(0, round(seconds))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
-
-
-def memory(n_bytes: float) -> str:
-    """Return an amount of memory: ``612 MB``, ``1.2 GB``."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
 def moment(stamp: str) -> str:

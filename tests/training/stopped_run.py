@@ -20,7 +20,7 @@ from esper.errors import EsperError
 from esper.storage.state import State, from_bytes, to_bytes
 from esper.telemetry.records import Record, RecordColumns, each_record
 from esper.training.output import RecordOutput
-from esper.training.stopping import Stopped, StopRequest
+from esper.training.signals import Stopped, StopRequest
 from esper.training.trainer import Trainer
 from tests.training.tiny import liveliness, state_digest, tiny_config
 

@@ -1,6 +1,7 @@
 """Evaluations use the same hosts each time, choose the best policy and may end the run."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecor
 from esper.training import trials
 from esper.training.runs import train
 from esper.training.setup import make_policy, make_run_task
-from esper.training.stopping import StopRequest
-from esper.training.trials import MakeNamed, Trials
+from esper.training.signals import StopRequest
+from esper.training.trials import Trials, make_named
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, liveliness, tiny_config
 
@@ -58,7 +59,7 @@ def test_evaluations_share_their_hosts_with_nothing_else(
     assert all(hosts == evaluated[0] for hosts in evaluated)
     trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
     finals = Trials(config, trainer.task, StopRequest(), is_final=True)
-    final, _ = finals.run(MakeNamed("no-growth"))
+    final, _ = finals.run(partial(make_named, "no-growth"))
     assert len(trained) == 4
     assert len(evaluated[0]) == config.evaluation.n_eval_episodes
     assert len(set(final.draw_seeds.tolist())) == config.evaluation.n_final_episodes
@@ -71,7 +72,7 @@ def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     config = config_of(evaluation__n_final_episodes=5)
     task, shares = make_run_task(config), list[float]()
     finals = Trials(config, task, StopRequest(), is_final=True)
-    found, actions = finals.run(MakeNamed("no-growth"), shares.append)
+    found, actions = finals.run(partial(make_named, "no-growth"), shares.append)
     envs = GrowthVectorEnv(
         task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
     )

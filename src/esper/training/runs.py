@@ -39,23 +39,20 @@ from esper.telemetry import TelemetryWarning, TelemetryWriter
 from esper.telemetry.damage import set_aside
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
-from esper.training.activity import ActivityFile
-from esper.training.output import RecordOutput, TrialProgress
-from esper.training.progress import shown_run
+from esper.training.output import ActivityFile, RecordOutput, TrialProgress, shown_run
 from esper.training.records import evaluation_record
 from esper.training.run import Run
 from esper.training.setup import make_run_task, require_room, resolve_task
-from esper.training.signals import signals_ask
+from esper.training.signals import Stopped, StopRequest, signals_ask
 from esper.training.state import Progress, require_saved_config
-from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
 from esper.training.trials import (
     TRIAL_SEED,
     MakeController,
-    MakeFixed,
-    MakeLearned,
-    MakeNamed,
     Trials,
+    make_fixed,
+    make_learned,
+    make_named,
 )
 from esper.training.worker_pool import Pool
 from esper.training.workers import describe_pool, make_pool
@@ -135,10 +132,10 @@ def _show_share(output: RecordOutput, trial: TrialProgress, share: float) -> Non
 
 def _controller_maker(trainer: Trainer, arm: str) -> MakeController:
     if arm == "fixed":
-        return MakeFixed(tuple(trainer.parts.progress.fixed_stops))
+        return partial(make_fixed, list(trainer.parts.progress.fixed_stops))
     if arm != LEARNED:
-        return MakeNamed(arm)
-    return MakeLearned(trainer.config, trainer.parts.best_policy)
+        return partial(make_named, arm)
+    return partial(make_learned, trainer.config, trainer.parts.best_policy)
 
 
 class RunInterrupted(KeyboardInterrupt):
