@@ -27,7 +27,7 @@ from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tasks import make_task
 from esper.telemetry import TelemetryWriter
 from esper.training.output import RecordOutput
-from esper.training.stopping import StopRequest
+from esper.training.signals import StopRequest
 from esper.training.trainer import Trainer
 from rows import Ratio, Row
 from stacked_pilot import StackedPilot

@@ -30,7 +30,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import load_preset
 from esper.environment import GrowthVectorEnv
 from esper.growth.hosts import make_host
-from esper.storage.state import State, from_bytes, from_nested, to_bytes
+from esper.storage.state import from_bytes, to_bytes
 from esper.tamiyo import make_controller
 from esper.tasks import make_task
 from esper.telemetry.records import Record, RoundRecord
@@ -177,9 +177,9 @@ def describe_messages(
     parts, config = trainer.parts, trainer.config
     (hosts,) = parts.rollout.save()  # they are one shard
     states = {
-        "weights": from_nested(parts.agent.weights()),
+        "weights": parts.agent.weights(),
         "state of the hosts": hosts,
-        "steps of a round": State(_steps_of_a_round(trainer)),
+        "steps of a round": _steps_of_a_round(trainer),
     }
     sizes: dict[str, float] = {}
     rows: list[Sequence[object]] = []

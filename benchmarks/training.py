@@ -20,7 +20,7 @@ from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import Record, RoundRecord
 from esper.training.output import RecordOutput
 from esper.training.setup import make_run_task
-from esper.training.stopping import StopRequest
+from esper.training.signals import StopRequest
 from esper.training.trainer import Trainer
 from esper.training.workers import make_pool
 from rows import Ratio, Row

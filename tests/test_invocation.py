@@ -13,7 +13,7 @@ import pytest
 from esper.cli.main import main
 from esper.config.run import CheckpointConfig, RunConfig, TelemetryConfig
 from esper.config.toml import load_preset, override, preset_names, read_toml
-from esper.invocation import training_command
+from esper.invocation import nearest_preset, training_command
 from tests.training.tiny import tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -110,3 +110,25 @@ def test_the_training_command_reproduces_changed_settings(
         # Checkpoints and telemetry do not affect what is learned.
         same = {"checkpoints": CheckpointConfig(), "telemetry": TelemetryConfig()}
         assert replace(found, **same) == replace(config, **same)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_differs_from_itself_in_nothing(name: str) -> None:
+    assert nearest_preset(load_preset(name)) == (name, {})
+
+
+def test_changed_settings_are_listed_with_the_value_of_the_preset() -> None:
+    preset = load_preset("spirals")
+    changed = override(preset, {"seed": 5, "ppo.learning_rate": 0.25})
+    differs = {"seed": str(preset.seed), "ppo.learning_rate": str(preset.ppo.learning_rate)}
+    assert nearest_preset(changed) == ("spirals", differs)
+
+
+def test_a_setting_that_the_preset_does_not_have_is_listed() -> None:
+    changed = override(load_preset("spirals"), {"task_options": {"n_classes": 4}})
+    assert nearest_preset(changed) == ("spirals", {"task_options.n_classes": None})
+
+
+def test_a_preset_of_the_same_task_is_preferred() -> None:
+    changed = override(load_preset("universal"), {"task": "spirals"})
+    assert nearest_preset(changed)[0] == "spirals"

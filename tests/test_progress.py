@@ -19,7 +19,7 @@ from esper.config.run import RunConfig
 from esper.errors import ConfigError
 from esper.progress import Pace, ProgressBar
 from esper.simic import PPO, evaluate
-from esper.training.progress import shown_run
+from esper.training.output import shown_run
 
 
 class Terminal(io.StringIO):

@@ -17,28 +17,28 @@ from typing import Any, cast, get_args
 from esper.dashboard.figures import plot_claims
 from esper.errors import EvidenceError
 from esper.evidence.model_card import FIGURE_FILE, ClaimRow, Verdict, claims_of, write_card
-from esper.results.files import read_evidence
+from esper.results.files import read_evidence_file
 from esper.storage.files import parse_json
 from esper.tamiyo.controllers.saved import CARD_FILE, SHIPPED_FOLDER, facts_of, load_saved
 
 
-def read_claims(text: str | bytes, *, name: str = "the file") -> list[ClaimRow]:
+def read_claims(path: Path) -> list[ClaimRow]:
     """Return the claims of a file: one written by an evaluation, or a JSON list of claims.
 
     Raises:
         EvidenceError: If the file is neither.
     """
     try:
-        values: object = parse_json(text)
+        values: object = parse_json(path.read_bytes())
     except ValueError as error:
-        raise EvidenceError(f"{name} cannot be read: {error}.") from error
+        raise EvidenceError(f"{path} cannot be read: {error}.") from error
     if not isinstance(values, list):
-        return [row for evidence in read_evidence(text, name=name) for row in claims_of(evidence)]
+        return [row for evidence in read_evidence_file(path) for row in claims_of(evidence)]
     try:
         return [_read_claim(each) for each in cast("list[Any]", values)]
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
-            f"{name} has a claim that cannot be read ({error}); a claim has claim, against, "
+            f"{path} has a claim that cannot be read ({error}); a claim has claim, against, "
             "result, interval, verdict and optionally unit."
         ) from error
 
@@ -56,7 +56,7 @@ def _read_claim(values: Any) -> ClaimRow:
 def main(words: Sequence[str]) -> None:
     """Write ``CARD.md`` and its figure into the folder."""
     folder = Path(words[0])
-    rows = [row for word in words[1:] for row in read_claims(Path(word).read_bytes(), name=word)]
+    rows = [row for word in words[1:] for row in read_claims(Path(word))]
     if rows:
         plot_claims(rows, folder / FIGURE_FILE)
     card = write_card(

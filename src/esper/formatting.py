@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from esper.statistics import Interval
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from esper.statistics import Interval
 
 
 def points(interval: Interval) -> str:
@@ -25,7 +25,7 @@ def points(interval: Interval) -> str:
 
 def saving(ratio: Interval) -> Interval:
     """Return one minus a ratio: the share saved."""
-    return Interval(1.0 - ratio.mean, 1.0 - ratio.high, 1.0 - ratio.low, ratio.n)
+    return replace(ratio, mean=1.0 - ratio.mean, low=1.0 - ratio.high, high=1.0 - ratio.low)
 
 
 def change(ratio: Interval, what: str) -> str:
@@ -114,11 +114,6 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
-def memory(n_bytes: float) -> str:
-    """Return an amount of memory: ``612 MB``, ``1.2 GB``."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
-
-
 def moment(stamp: str) -> str:
     """Return an ISO 8601 time to the minute: ``2030-01-02 03:04 UTC``."""
     return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
@@ -195,39 +190,3 @@ def html_lines(sentences: Iterable[str], *, is_headed: bool = False) -> str:
 def html_details(summary: str, html: str) -> str:
     """Return HTML that is folded away until its summary is clicked."""
     return f'<details><summary style="cursor:pointer">{escape(summary)}</summary>{html}</details>'
-
-
-MAX_POINTS = 300
-"""Points of a curve; of a longer one, the means of as many parts are drawn."""
-
-
-def curve_svg(values: Sequence[float], about: str) -> str:
-    """Return a small curve as an SVG image, with its first and last value; empty for too few.
-
-    Args:
-        values: The values, at equal distances.
-        about: What they are; it stands above the curve and is escaped.
-    """
-    shown = [value for value in values if math.isfinite(value)]
-    if len(shown) < 2:
-        return ""
-    ends, size = (shown[0], shown[-1]), -(-len(shown) // MAX_POINTS)
-    parts = [shown[start : start + size] for start in range(0, len(shown), size)]
-    points = [sum(part) / len(part) for part in parts]
-    low, high = min(points), max(points)
-    left, width, top, height = 52.0, 300.0, 20.0, 44.0
-    room, steps = (high - low) or 1.0, max(1, len(points) - 1)
-    places = [
-        (left + width * number / steps, top + height * (high - value) / room)
-        for number, value in enumerate(points)
-    ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    first, last = places[0][1] + 4, places[-1][1] + 4
-    return (
-        '<svg viewBox="0 0 410 74" role="img" fill="currentColor" '
-        'style="width:410px;max-width:100%;font-size:11px;display:block">'
-        f'<text x="{left}" y="11">{escape(about)}</text>'
-        f'<polyline points="{line}" fill="none" stroke="#009e73" stroke-width="1.8"/>'
-        f'<text x="{left - 6}" y="{first:.1f}" text-anchor="end">{ends[0]:.3f}</text>'
-        f'<text x="{left + width + 6}" y="{last:.1f}">{ends[1]:.3f}</text></svg>'
-    )

@@ -49,21 +49,44 @@ _IRRELEVANT = ("checkpoints", "telemetry")
 
 def training_command(config: RunConfig) -> str:
     """Return the shell command that trains with these settings, based on the nearest preset."""
-    settings = settings_of(config)
-    by_preset = {name: _changes(settings, load_preset(name)) for name in preset_names()}
-    preset = min(by_preset, key=lambda name: len(by_preset[name]))
-    args = [arg for setting in by_preset[preset] for arg in _arguments(setting)]
+    preset, differs = nearest_preset(config)
+    changed = [
+        setting
+        for setting in settings_of(config)
+        if setting.section not in _IRRELEVANT
+        and any(f"{path}.".startswith(f"{setting.path}.") for path in differs)
+    ]
+    args = [arg for setting in changed for arg in _arguments(setting)]
     return shlex.join(["esper", "train", "--preset", preset, *args])
 
 
-def _changes(settings: list[Setting], preset: RunConfig) -> list[Setting]:
-    """Return the relevant settings that differ from a preset."""
-    values = {setting.path: setting.default for setting in settings_of(preset)}
-    return [
-        setting
-        for setting in settings
-        if setting.section not in _IRRELEVANT and values[setting.path] != setting.default
-    ]
+def nearest_preset(config: RunConfig) -> tuple[str, dict[str, str | None]]:
+    """Return the preset with the fewest differences from settings, if possible of the same task.
+
+    With it come its own values of the settings that differ, by path and as in a file; None if it
+    has no such option of the task. Runs do not record which preset they started from.
+    """
+    own = _texts_of(config)
+    found: dict[str, dict[str, str | None]] = {}
+    for name in preset_names():
+        preset = _texts_of(load_preset(name))
+        paths = [path for path in own | preset if own.get(path) != preset.get(path)]
+        found[name] = {path: preset.get(path) for path in paths}
+    nearest = min(found, key=lambda name: ("task" in found[name], len(found[name])))
+    return nearest, found[nearest]
+
+
+def _texts_of(config: RunConfig) -> dict[str, str]:
+    """Return all settings as in a file, by path; those of a table one by one."""
+    texts: dict[str, str] = {}
+    for setting in settings_of(config):
+        value = setting.default
+        if isinstance(value, dict):
+            table = cast(dict[str, Any], value)
+            texts |= {f"{setting.path}.{key}": value_text(item) for key, item in table.items()}
+        else:
+            texts[setting.path] = value_text(value)
+    return texts
 
 
 def _arguments(setting: Setting) -> list[str]:

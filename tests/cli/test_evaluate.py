@@ -49,12 +49,12 @@ def test_an_evaluation_prints_its_verdict_and_saves_its_results(
 def test_an_interrupted_evaluation_can_be_resumed(
     copied_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(name: str) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     words = ["evaluate", str(copied_run), *SMALL, "--quiet", "--out", "found here"]
     with monkeypatch.context() as patched:
-        patched.setattr(evaluating, "MakeNamed", interrupt)
+        patched.setattr(evaluating, "make_named", interrupt)
         assert main(words) == 130
     line = capsys.readouterr().err.splitlines()[-1]
     assert "resume with: " in line

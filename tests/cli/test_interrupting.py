@@ -16,8 +16,7 @@ from esper.cli.main import main
 from esper.cli.views import View
 from esper.telemetry import open_run
 from esper.telemetry.records import Record, UpdateRecord
-from esper.training.signals import SIGNALS, handling
-from esper.training.stopping import StopRequest
+from esper.training.signals import SIGNALS, StopRequest, handling
 from tests.cli.conftest import TINY
 
 

@@ -13,7 +13,7 @@ import pytest
 import esper
 from esper.cli.main import main
 from esper.dashboard import views
-from esper.results.files import evidence_text, read_evidence
+from esper.results.files import evidence_text, read_evidence_file
 from esper.results.sentences import verdict_sentences
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import open_run
@@ -121,7 +121,7 @@ def test_evaluations_are_found_in_or_next_to_the_runs_or_by_path(
     (run,) = data_of(copied_run / "report.html")["runs"]
     (found,) = run["run"]["comparison"]["evaluations"]
     assert found["file"].endswith("copied run/evaluation/evaluation.json")
-    assert found["sentences"] == list(verdict_sentences(read_evidence(alone)[0]))
+    assert found["sentences"] == list(verdict_sentences(read_evidence_file(Path(found["file"]))[0]))
     assert found["tables"]
     assert found["facts"]
     other = shutil.copytree(finished_run, tmp_path / "other run")

@@ -18,8 +18,7 @@ from esper.dashboard import app, events
 from esper.dashboard.events import Watch, difference
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWriter
-from esper.training.activity import ActivityFile
-from esper.training.output import TrialProgress
+from esper.training.output import ActivityFile, TrialProgress
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.served import Served, serve
 from tests.dashboard.views.simulation import Simulation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,12 +12,12 @@ from hypothesis import strategies as st
 from esper.environment.episodes import GrowthEpisodes
 from esper.evidence.host_trainer import ControllerGroup, HostTrainer
 from esper.evidence.matched_arms import (
-    MakeRandom,
-    MakeShuffled,
-    MakeWrongTask,
     MatchedRandom,
     Shuffled,
     derange,
+    make_random,
+    make_shuffled,
+    make_wrong_task,
 )
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController, Replay
@@ -62,7 +64,7 @@ def test_the_wrong_task_arm_replays_the_legal_actions_of_another_host(
 ) -> None:
     random = RandomController(op_weights={Op.FINISH: 0.2})
     own = trainer.run(HOSTS, lambda *_: random)
-    wrong = trainer.run(HOSTS, MakeWrongTask(own.actions, HOSTS[0]))
+    wrong = trainer.run(HOSTS, partial(make_wrong_task, own.actions, HOSTS[0]))
     source = derange(len(HOSTS), seed=0)
     for host in HOSTS:
         theirs, taken = own.actions[source[host]], wrong.actions[host]
@@ -120,7 +122,7 @@ def test_shuffling_does_not_affect_a_controller_that_ignores_observations(
     trainer: HostTrainer,
 ) -> None:
     plain = trainer.run(HOSTS, lambda *_: RandomController())
-    shuffled = trainer.run(HOSTS, MakeShuffled(lambda *_: RandomController()))
+    shuffled = trainer.run(HOSTS, partial(make_shuffled, lambda *_: RandomController()))
     np.testing.assert_array_equal(shuffled.actions, plain.actions)
 
 
@@ -130,7 +132,7 @@ def test_random_growth_matches_the_numbers_of_actions_and_epochs(trainer: HostTr
     n_waits = followed.op_counts[:, Op.WAIT] + followed.op_counts[:, Op.FINISH]
     wanted = followed.op_counts.sum(1) - n_waits
     assert (wanted == 5).all()
-    runs = trainer.run(HOSTS, MakeRandom(followed))
+    runs = trainer.run(HOSTS, partial(make_random, followed))
     np.testing.assert_array_equal(runs.n_epochs, followed.n_epochs)
     n_waits = runs.op_counts[:, Op.WAIT] + runs.op_counts[:, Op.FINISH]
     done = runs.op_counts.sum(1) - n_waits

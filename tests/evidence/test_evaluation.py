@@ -20,7 +20,7 @@ from esper.evidence.compare import compare, compare_files
 from esper.evidence.evaluation import EvaluationProgress, evaluate, host_numbers
 from esper.evidence.setting import find_learned, find_prices, find_setting
 from esper.results.evidence import Evidence
-from esper.results.files import evidence_text, read_evidence
+from esper.results.files import evidence_text, read_evidence_file
 from esper.tamiyo import SavedController, make_controller
 from esper.tasks import make_task
 from esper.training.lookup import controller_of
@@ -209,7 +209,7 @@ def test_results_are_saved_and_read_back(found: list[Evidence], tmp_path: Path) 
     paths = save_evidence(found, tmp_path / "evaluation")
     text = paths[0].read_text("utf-8")
     assert json.loads(text)["evidence_version"] == 3
-    read = read_evidence(text)
+    read = read_evidence_file(paths[0])
     np.testing.assert_array_equal(read[1].own.score, found[1].own.score)
     assert "the learned controller" in paths[1].read_text("utf-8").lower()
     assert paths[2].stat().st_size > 10_000

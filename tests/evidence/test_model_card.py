@@ -188,10 +188,13 @@ CLAIM = {
 }
 
 
-def test_claims_are_read_from_both_kinds_of_files() -> None:
-    (own,) = tool().read_claims(json.dumps([CLAIM]))
+def test_claims_are_read_from_both_kinds_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([CLAIM]))
+    (own,) = tool().read_claims(path)
     assert (own.measured, own.verdict) == ("+12.0 [3.0, 20.5] %", "yes")
-    assert tool().read_claims(evidence_text([evidence()])) == claims_of(evidence())
+    path.write_text(evidence_text([evidence()]))
+    assert tool().read_claims(path) == claims_of(evidence())
 
 
 @pytest.mark.parametrize(
@@ -204,12 +207,17 @@ def test_claims_are_read_from_both_kinds_of_files() -> None:
         ({"result": float("inf")}, "x.json"),
     ],
 )
-def test_a_claim_that_cannot_be_read_is_rejected(change: dict[str, Any], message: str) -> None:
+def test_a_claim_that_cannot_be_read_is_rejected(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([CLAIM | change]))
     with pytest.raises(EvidenceError, match=message) as caught:
-        tool().read_claims(json.dumps([CLAIM | change]), name="x.json")
+        tool().read_claims(path)
     assert "\n" not in str(caught.value)
+    path.write_text("{")
     with pytest.raises(EvidenceError, match=r"x\.json"):
-        tool().read_claims("{", name="x.json")
+        tool().read_claims(path)
 
 
 def test_the_tool_writes_the_card_and_its_figure_next_to_the_weights(tmp_path: Path) -> None:

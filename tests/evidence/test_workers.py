@@ -95,10 +95,10 @@ def test_comparisons_are_the_same_with_workers(done_run: Run, pool: SharedPool) 
 def test_large_evaluations_use_all_cores_by_default(
     monkeypatch: pytest.MonkeyPatch, done_run: Run
 ) -> None:
-    hired: list[Pool] = []
+    made: list[Pool] = []
 
     def note(work: Workload, **options: Any) -> Pool:
-        hired.append(workers.choose_pool(work, **options))
+        made.append(workers.choose_pool(work, **options))
         return Pool()
 
     def skip(progress: EvaluationProgress) -> None:
@@ -112,8 +112,8 @@ def test_large_evaluations_use_all_cores_by_default(
             evaluate(done_run, on_progress=skip, n_hosts=n_hosts, tuning_runs=tuning_runs)
     with pytest.raises(InterruptedError):
         evaluate(done_run, on_progress=skip, n_hosts=20_000, arms=["no-growth"], workers=0)
-    assert [pool.is_local for pool in hired] == [True, False, False, True]
-    assert [pool.n_workers for pool in hired[1:3]] == [3, 3]
+    assert [pool.is_local for pool in made] == [True, False, False, True]
+    assert [pool.n_workers for pool in made[1:3]] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_what_is_not_known_reads_as_unknown(recorded: tuple[Path, esper.Trace]) 
     for step, value in zip(detail["steps"], [None, *(one.value for one in trace)], strict=False):
         assert (step["reward"], step["value"]) == (None, value)
         assert set(step["terms"].values()) == {None}
-    assert (headline["best_return"], headline["accuracy_gain"]) == (None, None)
+    assert (headline["best_return"], headline["score_gain"]) == (None, None)
     assert headline["seed_parameters"] == trace[-1].seed_parameters
     assert about["learns"] is False
     assert not any(name.startswith(("eval/", "rollout/")) for name in metrics)

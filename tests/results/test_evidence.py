@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from esper.errors import EvidenceError
 from esper.results.arms import Arm
 from esper.results.evidence import BestHost, Evidence
-from esper.results.files import EVIDENCE_VERSION, evidence_text, read_evidence, read_verdicts
+from esper.results.files import EVIDENCE_VERSION, evidence_text, read_evidence_file, read_verdicts
 from esper.results.sentences import verdict_json
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
@@ -23,6 +24,13 @@ def example(price: float = 0.2) -> Evidence:
         make_arm("heuristic", make_hosts(1, 12, seed=1), kind="tuned", tuning_runs=4096),
         price=price,
     )
+
+
+def read(text: str, name: str = "a.json") -> tuple[Evidence, ...]:
+    """Return the entries of a file with a text."""
+    path = Path(tempfile.mkdtemp()) / name
+    path.write_text(text)
+    return read_evidence_file(path)
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -43,8 +51,8 @@ def assert_same(one: Any, other: Any) -> None:
 def test_evidence_survives_its_file() -> None:
     entries = (example(), replace(example(0.4), learned_price=0.2, notes=("A note.",)))
     text = evidence_text(entries)
-    for read, entry in zip(read_evidence(text), entries, strict=True):
-        assert_same(read, entry)
+    for found, entry in zip(read(text), entries, strict=True):
+        assert_same(found, entry)
     assert json.loads(text)["entries"] == [entry.to_json() for entry in entries]
     assert json.loads(text)["evidence_version"] == EVIDENCE_VERSION
 
@@ -69,9 +77,9 @@ def test_values_are_rounded_and_read_only() -> None:
 def test_a_best_host_survives_its_file() -> None:
     best = BestHost(number=7, actions=[[1, 2], [3, 4]])
     text = evidence_text([replace(example(), best_host=best)])
-    assert read_evidence(text)[0].best_host == best
+    assert read(text)[0].best_host == best
     plain = example().to_json() | {"best_host": {"number": 7}}
-    with pytest.raises(EvidenceError, match=r"the best host .*'actions'"):
+    with pytest.raises(EvidenceError, match=r"BestHost .*'actions'"):
         Evidence.from_json(plain)
 
 
@@ -125,8 +133,8 @@ ARM: dict[str, Any] = {
         ({"grown_parameters": [[-1.0, 0.0]]}, "grown_parameters down to -1"),
         ({"kind": "tunde"}, "Did you mean 'tuned'"),
         ({"name": ""}, "name ''"),
-        ({"tuning_runs": -1}, "tuning_runs -1"),
-        ({"test_reads": 0}, "test_reads 0"),
+        ({"tuning_runs": -1}, "tuning_runs of arm x is -1"),
+        ({"test_reads": 0}, "test_reads of arm x is 0"),
     ],
 )
 def test_an_invalid_arm_is_rejected(change: dict[str, Any], words: str) -> None:
@@ -187,25 +195,25 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
         ("[]", "no evidence_version"),
         (spoil("evidence_version", value=2), r"another version of Esper \(format 2, not 3\)"),
         (spoil("entries"), "a list of entries"),
-        (spoil("entries", 0, value=[]), r"an entry is \[\]"),
-        (spoil("entries", 0, "seed"), "an entry .*'seed'"),
+        (spoil("entries", 0, value=[]), r"Evidence is \[\]"),
+        (spoil("entries", 0, "seed"), "Evidence .*'seed'"),
         (spoil("entries", 0, "price", name="prize"), "Did you mean 'price'"),
         (spoil("entries", 0, "price", value=math.nan), "NaN"),
-        (spoil("entries", 0, "price", value="0.2"), "price of an entry is '0.2'"),
-        (spoil("entries", 0, "arms", 0, "test_reads", value=True), "test_reads of an arm is True"),
+        (spoil("entries", 0, "price", value="0.2"), "Evidence.price is '0.2'"),
+        (spoil("entries", 0, "arms", 0, "test_reads", value=True), "Arm.test_reads is True"),
         (spoil("entries", 0, "learned_price", value="0.1"), "'0.1'"),
-        (spoil("entries", 0, "runs", value=[1, 2, 3]), "runs of an entry"),
-        (spoil("entries", 0, "arms", 0, "flops"), "an arm .*'flops'"),
+        (spoil("entries", 0, "runs", value=[1, 2, 3]), "Evidence.runs"),
+        (spoil("entries", 0, "arms", 0, "flops"), "Arm .*'flops'"),
         (spoil("entries", 0, "arms", 0, "flops", 0, 0, value=math.inf), "Infinity"),
-        (spoil("entries", 0, "arms", 0, "flops", 0, 0, value="1"), "flops of an arm"),
-        (spoil("entries", 0, "arms", 0, "flops", 0, 0), "flops of an arm"),
-        (spoil("entries", 0, "arms", 0, "returns", value=[True] * 3), "returns of an arm"),
+        (spoil("entries", 0, "arms", 0, "flops", 0, 0, value="1"), "Arm.flops"),
+        (spoil("entries", 0, "arms", 0, "flops", 0, 0), "Arm.flops"),
+        (spoil("entries", 0, "arms", 0, "returns", value=[True] * 3), "Arm.returns"),
     ],
 )
 def test_a_damaged_file_is_rejected(text: str, words: str) -> None:
     with pytest.raises(EvidenceError, match=words) as raised:
-        read_evidence(text, name="a.json")
-    assert str(raised.value).startswith("a.json ")
+        read(text)
+    assert "a.json cannot be read" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -214,7 +222,7 @@ def test_every_field_is_required_in_a_file(kind: type[Any]) -> None:
     for field in fields(kind):
         path = ("entries", 0) if kind is Evidence else ("entries", 0, "arms", 1)
         with pytest.raises(EvidenceError, match=repr(field.name)):
-            read_evidence(spoil(*path, field.name))
+            read(spoil(*path, field.name))
 
 
 def test_nan_in_plain_values_is_rejected() -> None:
@@ -222,5 +230,5 @@ def test_nan_in_plain_values_is_rejected() -> None:
     plain["arms"][0]["score"][0][0] = math.nan
     with pytest.raises(EvidenceError, match="not finite"):
         Evidence.from_json(plain)
-    with pytest.raises(EvidenceError, match="price of an entry is nan"):
+    with pytest.raises(EvidenceError, match=r"Evidence.price is nan"):
         Evidence.from_json(example().to_json() | {"price": math.nan})

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from esper.formatting import points
 from esper.results.evidence import Evidence
-from esper.results.files import evidence_text, read_evidence
+from esper.results.files import evidence_text, read_evidence_file
 from esper.results.findings import weigh
 from esper.results.sentences import verdict_sentences
 from esper.results.tables import (
@@ -129,10 +130,12 @@ def test_a_file_of_several_prices_is_one_page() -> None:
     assert all_to_markdown(entries[:1]) == to_markdown(entries[0])
 
 
-def test_verdicts_in_a_file_are_not_trusted() -> None:
+def test_verdicts_in_a_file_are_not_trusted(tmp_path: Path) -> None:
     plain = json.loads(evidence_text([example()]))
     assert plain["verdicts"][0]["sentences"] == list(verdict_sentences(example()))
     plain["verdicts"][0]["sentences"] = ["Better than everything."]
-    read = read_evidence(json.dumps(plain))
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(plain))
+    read = read_evidence_file(path)
     assert verdict_sentences(read[0]) == verdict_sentences(example())
     assert evidence_text(read) == evidence_text([example()])

@@ -307,7 +307,7 @@ def test_two_processes_grow_the_same_model_and_resume(tmp_path: Path) -> None:
     (tmp_path / "ddp.py").write_text(SCRIPT)
     root = str(Path(__file__).parents[2])
     command = [sys.executable, str(tmp_path / "ddp.py"), root, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=root)
     assert done.returncode == 0, done.stderr
     for kind in ("rank", "again"):
         first, second = (torch.load(tmp_path / f"{kind}{rank}.pt") for rank in range(2))

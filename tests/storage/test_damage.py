@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ import torch
 from esper.errors import CheckpointError, OtherVersionError
 from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, load_checkpoint
 from esper.storage.saved_folder import FORMAT
-from esper.storage.state import State
 from tests.storage.forging import forge
 from tests.storage.states import exact, state_of
 
@@ -28,9 +28,9 @@ def _saved(path: Path, *steps: int) -> CheckpointFolder:
     return folder
 
 
-def _small(step: int) -> State:
+def _small(step: int) -> dict[str, Any]:
     state = state_of(step, numel=20)
-    del state.tensors["generator"]
+    del state["policy"]["generator"]
     return state
 
 
@@ -253,7 +253,7 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_changed_byte_anywhere_in_a_large_file_is_detected(tmp_path: Path) -> None:
-    path = CheckpointFolder(tmp_path).save(State({"a": torch.rand(50_000)}, {}), step=1)
+    path = CheckpointFolder(tmp_path).save({"a": torch.rand(50_000)}, step=1)
     file = path / "state.safetensors"
     size = file.stat().st_size
     for position in [*range(0, size, 4_999), size - 1]:

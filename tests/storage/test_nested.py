@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from esper.errors import CheckpointError
-from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import State, from_nested, to_nested
-from tests.storage.states import SCALARS, exact, tensors
+from esper.storage.checkpoint_folder import CheckpointFolder, load_checkpoint
+from esper.storage.state import TENSORS_FILE, TREE_FILE, decode, encode, from_bytes, to_bytes
+from esper.storage.tensors import unpack
+from tests.storage.states import SCALARS, exact, passed_on, tensors
 
 KEYS = st.one_of(
     st.sampled_from(["", "$tensor", "$dict", "$tuple", "/", "a/b", "a", "1", "__metadata__"]),
@@ -34,7 +35,7 @@ TREES = st.recursive(
 
 @given(nested=st.dictionaries(KEYS, TREES, max_size=4))
 def test_a_nested_dict_is_restored_exactly(nested: dict[Any, Any]) -> None:
-    assert exact(to_nested(from_nested(nested))) == exact(nested)
+    assert exact(from_bytes(to_bytes(nested))) == exact(nested)
 
 
 @given(nested=st.dictionaries(KEYS, TREES, max_size=4))
@@ -42,23 +43,28 @@ def test_a_nested_dict_is_restored_exactly_from_disk(
     nested: dict[Any, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = CheckpointFolder(tmp_path_factory.mktemp("checkpoints"))
-    folder.save(from_nested(nested), step=1)
-    assert exact(to_nested(folder.latest().state)) == exact(nested)
+    path = folder.save(nested, step=7)
+    assert path.name == "step-000000007"
+    assert exact(folder.latest().state) == exact(nested)
+    assert exact(load_checkpoint(path).state) == exact(nested)
+
+
+def names_in(state: dict[Any, Any]) -> list[str]:
+    """Return the names of the tensors in a state's file."""
+    return list(unpack(b"".join(encode(state)[TENSORS_FILE])))
 
 
 def test_tensor_names_are_paths() -> None:
     weight = torch.zeros(2)
-    state = from_nested({"policy": {"head.weight": weight}, "state": {0: {"step": weight}, "0": 1}})
-    assert list(state.tensors) == ["policy/head.weight", "state/0/step"]
-    assert state.tensors["policy/head.weight"] is weight
+    state = {"policy": {"head.weight": weight}, "state": {0: {"step": weight}, "0": 1}}
+    assert names_in(state) == ["policy/head.weight", "state/0/step"]
 
 
 def test_keys_with_the_same_text_keep_separate_tensors() -> None:
     one, two, three, four = (torch.tensor(value) for value in range(4))
     nested = {"a": {"b": one, 1: two, "1": three}, "a/b": four}
-    state = from_nested(nested)
-    assert list(state.tensors) == ["a/b", "a/1", "a/1~", "a/b~"]
-    assert exact(to_nested(state)) == exact(nested)
+    assert names_in(nested) == ["a/b", "a/1", "a/1~", "a/b~"]
+    assert exact(passed_on(nested)) == exact(nested)
 
 
 def _trained(seed: int, optimizer: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -90,10 +96,8 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_an_optimizer_continues_as_if_it_had_never_been_saved(name: str) -> None:
     model, optimizer = _trained(0, name)
     nested = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    state = from_nested(nested)
-    saved = State({k: t.detach().clone() for k, t in state.tensors.items()}, state.facts)
+    restored = passed_on(nested)
     other, other_optimizer = _trained(1, name)
-    restored = to_nested(saved)
     other.load_state_dict(restored["model"])
     other_optimizer.load_state_dict(restored["optimizer"])
     _train(model, optimizer)
@@ -103,7 +107,7 @@ def test_an_optimizer_continues_as_if_it_had_never_been_saved(name: str) -> None
 
 def test_other_mappings_are_restored_as_dicts() -> None:
     nested = {"a": collections.OrderedDict(b=1), "c": collections.defaultdict(int, {2: 3})}
-    assert exact(to_nested(from_nested(nested))) == exact({"a": {"b": 1}, "c": {2: 3}})
+    assert exact(passed_on(nested)) == exact({"a": {"b": 1}, "c": {2: 3}})
 
 
 class _Colour(enum.IntEnum):
@@ -130,26 +134,27 @@ _ENDLESS.append(_ENDLESS)
 )
 def test_an_unsupported_value_is_rejected_with_its_location(value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        from_nested({"a": [{"b": value}]})
+        encode({"a": [{"b": value}]})
 
 
-def test_only_a_mapping_is_a_nested_state() -> None:
+def test_only_a_mapping_is_a_state() -> None:
     with pytest.raises(CheckpointError, match="is a list"):
-        from_nested([1])  # type: ignore[arg-type]
+        encode([1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "state",
+    "tree",
     [
-        State({}, {}),
-        State({}, {"nested": {}, "more": 1}),
-        State({}, {"nested": [1]}),
-        State({"w": torch.zeros(1)}, {"nested": {}}),
-        State({}, {"nested": {"a": {"$tensor": "w"}}}),
-        State({}, {"nested": {"a": {"$dict": [1]}}}),
-        State({}, {"nested": {"a": {"$dict": [[[1], 2]]}}}),
+        "{}",
+        "[1]",
+        '{"state": [1]}',
+        '{"state": {}}',
+        '{"state": {"a": {"$tensor": "v"}}}',
+        '{"state": {"a": {"$dict": [1]}, "w": {"$tensor": "w"}}}',
+        '{"state": {"a": {"$dict": [[[1], 2]]}, "w": {"$tensor": "w"}}}',
     ],
 )
-def test_a_state_that_from_nested_did_not_make_is_rejected(state: State) -> None:
-    with pytest.raises(CheckpointError, match="nested"):
-        to_nested(state)
+def test_files_that_were_not_made_from_a_state_are_rejected(tree: str) -> None:
+    tensors = b"".join(encode({"w": torch.zeros(1)})[TENSORS_FILE])
+    with pytest.raises(CheckpointError):
+        decode({TREE_FILE: tree.encode(), TENSORS_FILE: tensors})

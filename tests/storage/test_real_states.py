@@ -6,9 +6,8 @@ import numpy as np
 
 from esper.environment import GrowthVectorEnv
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import State, from_nested, merge, split, to_nested
 from tests.simic.helpers import fill, make_agent
-from tests.storage.states import exact
+from tests.storage.states import exact, passed_on
 
 
 def test_an_agent_and_its_environments_continue_from_a_checkpoint(tmp_path: Path) -> None:
@@ -20,20 +19,18 @@ def test_an_agent_and_its_environments_continue_from_a_checkpoint(tmp_path: Path
     actions = [envs.action_space.sample() for _ in range(8)]
     for action in actions[:4]:
         envs.step(action)
-    state = merge({"agent": from_nested(agent.state_dict()), "envs": State(**envs.state_dict())})
+    state = {"agent": agent.state_dict(), "envs": envs.state_dict()}
 
     folder = CheckpointFolder(tmp_path)
     folder.save(state, step=4)
-    parts = split(folder.latest().state)
-    other.load_state_dict(to_nested(parts["agent"]))
-    twins.load_state_dict({"tensors": parts["envs"].tensors, "facts": parts["envs"].facts})
+    parts = folder.latest().state
+    other.load_state_dict(parts["agent"])
+    twins.load_state_dict(parts["envs"])
 
     for learner in (agent, other):
         learner.update(fill(learner, seed=5))
     for action in actions[4:]:
         for one, two in zip(envs.step(action)[:4], twins.step(action)[:4], strict=True):
             np.testing.assert_array_equal(one, two)
-    assert exact(to_nested(from_nested(other.state_dict()))) == exact(
-        to_nested(from_nested(agent.state_dict()))
-    )
+    assert exact(passed_on(other.state_dict())) == exact(passed_on(agent.state_dict()))
     assert exact(twins.state_dict()["tensors"]) == exact(envs.state_dict()["tensors"])

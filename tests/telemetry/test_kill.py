@@ -22,7 +22,7 @@ import sys
 from esper.telemetry import TelemetryWriter
 from tests.telemetry.samples import notice, step
 
-writer = TelemetryWriter(sys.argv[1], max_queued_rows=500)
+writer = TelemetryWriter(sys.argv[1])
 while True:
     for _ in range(150):
         number = writer.position
@@ -67,7 +67,7 @@ def test_no_acknowledged_row_is_lost_under_kill_9(tmp_path: Path, n_acknowledged
 
 
 def test_a_reader_sees_a_prefix_of_the_rows_during_writing(tmp_path: Path) -> None:
-    writer = TelemetryWriter(tmp_path / FILE, flush_seconds=0.001)
+    writer = TelemetryWriter(tmp_path / FILE)
     is_over = threading.Event()
 
     def write_on() -> None:

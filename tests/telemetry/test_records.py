@@ -169,16 +169,11 @@ def test_integers_and_numpy_floats_are_stored_as_floats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", [step(0, env=2**63), notice(0, "half a character: \ud800")])
-def test_a_value_sqlite_cannot_store_is_an_error_at_the_next_flush(
-    tmp_path: Path, record: Record
-) -> None:
-    writer = TelemetryWriter(tmp_path / FILE)
-    writer.write(notice(1))
-    writer.flush()
-    writer.write(record)
-    with pytest.raises(TelemetryError, match="cannot be stored"):
-        writer.flush()
-    writer.close()
+def test_a_value_sqlite_cannot_store_is_an_error(tmp_path: Path, record: Record) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        writer.write(notice(1))
+        with pytest.raises(TelemetryError, match="cannot be stored"):
+            writer.write(record)
     with open_run(tmp_path) as telemetry:
         assert telemetry.rows("notices") == [notice(1)]
 

@@ -1,4 +1,4 @@
-"""The writer numbers rows, blocks when it is behind, rewinds and records sessions."""
+"""The writer numbers rows, syncs what it is asked to, rewinds and records sessions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
-import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,7 @@ from tests.telemetry.samples import FILE, notice, seqs, step, written
 
 def lock(path: Path) -> sqlite3.Connection:
     """Return a connection that blocks all writers until it is closed."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     return connection
 
@@ -41,79 +39,40 @@ def test_rows_are_numbered_over_all_tables_in_the_order_of_writing(tmp_path: Pat
         assert telemetry.columns(StepRecord)["seq"] == [2, 3, 5, 6, 8, 9, 12]
 
 
-def test_rows_are_stored_within_flush_seconds(tmp_path: Path) -> None:
-    with TelemetryWriter(tmp_path / FILE, flush_seconds=0.05) as writer, open_run(tmp_path) as run:
+def test_a_row_is_visible_to_readers_when_its_call_returns(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer, open_run(tmp_path) as run:
         writer.write(notice(1))
-        deadline = time.monotonic() + 10
-        while run.count("notices") == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert run.count("notices") == 1
 
 
-def test_more_rows_than_fit_one_statement_are_stored_in_order(tmp_path: Path) -> None:
-    n_rows = 2 * database.MAX_CHUNK_ROWS + 77
-    with written(tmp_path, [step(number) for number in range(n_rows)]) as telemetry:
-        assert [row.step for row in telemetry.rows(StepRecord)] == list(range(n_rows))
+def test_flushes_and_sessions_are_synced_to_disk(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        statements: list[str] = []
+        connection = writer._connection  # pyright: ignore[reportPrivateUsage]
+        assert connection is not None
+        connection.set_trace_callback(statements.append)
+        for call, mode in (
+            (lambda: writer.start_session(first_round=1, threads=1, torch_version="2"), "FULL"),
+            (lambda: writer.write(notice(1)), "NORMAL"),
+            (writer.flush, "FULL"),
+            (lambda: writer.rewind(1), "FULL"),
+            (lambda: writer.end_session("done"), "FULL"),
+        ):
+            statements.clear()
+            call()
+            assert statements[0] == f"PRAGMA synchronous = {mode}"
+            assert statements[-1] == "COMMIT"
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_statements_respect_the_variable_limit_of_sqlite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connect = sqlite3.connect
-
-    def connect_limited(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **options)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)
-        return connection
-
-    monkeypatch.setattr(sqlite3, "connect", connect_limited)
-    with written(tmp_path, [step(number) for number in range(200)]) as telemetry:
-        assert [row.step for row in telemetry.rows(StepRecord)] == list(range(200))
-
-
-def test_transactions_are_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connections: list[sqlite3.Connection] = []
-    connect = sqlite3.connect
-
-    def connect_carelessly(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connections.append(connect(*arguments, **options))
-        connections[-1].execute("PRAGMA synchronous = OFF")
-        return connections[-1]
-
-    monkeypatch.setattr(sqlite3, "connect", connect_carelessly)
-    for _ in range(2):  # a file that is made, and one that is there
-        opened = database.WriterDatabase(tmp_path / FILE)
-        assert connections[-1].execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
-        assert connections[-1].execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        opened.close()
-
-
-def test_writing_blocks_while_the_queue_is_full(tmp_path: Path) -> None:
-    writer = TelemetryWriter(tmp_path / FILE, max_queued_rows=50)
-    blocker = lock(tmp_path / FILE)
-
-    def write_all() -> None:
-        for number in range(500):
-            writer.write(notice(number))
-
-    thread = threading.Thread(target=write_all)
-    thread.start()
-    time.sleep(0.5)
-    assert thread.is_alive()
-    assert writer.position == 50
-    blocker.close()
-    thread.join(timeout=20)
-    assert not thread.is_alive()
-    writer.close()
+def test_a_call_that_fails_stores_nothing(tmp_path: Path) -> None:
+    with TelemetryWriter(tmp_path / FILE) as writer:
+        with pytest.raises(TelemetryError):
+            writer.write_many([notice(0), replace(notice(1), round=2**80)])
+        assert writer.position == 0
+        writer.write(notice(2))
     with open_run(tmp_path) as telemetry:
-        assert [row.round for row in telemetry.rows(NoticeRecord)] == list(range(500))
-
-
-def test_a_batch_larger_than_the_queue_is_stored(tmp_path: Path) -> None:
-    with TelemetryWriter(tmp_path / FILE, max_queued_rows=7) as writer:
-        writer.write_many(notice(number) for number in range(100))
-    with open_run(tmp_path) as telemetry:
-        assert [row.round for row in telemetry.rows(NoticeRecord)] == list(range(100))
+        assert telemetry.columns(NoticeRecord)["seq"] == [1]
 
 
 def test_rewinding_deletes_later_rows_and_numbering_continues(tmp_path: Path) -> None:
@@ -182,41 +141,19 @@ def test_a_closed_writer_can_only_be_closed_again(tmp_path: Path) -> None:
             call()
 
 
-def test_a_locked_database_stops_the_writer(
+def test_a_locked_database_is_a_storage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
     writer = TelemetryWriter(tmp_path / FILE)
     blocker = lock(tmp_path / FILE)
-    writer.write(notice(0))
-    with pytest.raises(StorageError, match=rf"{FILE} cannot be written \(database is locked\)"):
-        writer.flush()
-    with pytest.raises(StorageError, match="locked"):
-        writer.write(notice(1))
-    writer.close()
+    for call in (lambda: writer.write(notice(0)), writer.flush):
+        with pytest.raises(StorageError, match=rf"{FILE} cannot be written \(database is locked\)"):
+            call()
     blocker.close()
-
-
-def test_closing_raises_a_failure_that_no_call_has_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
-    writer = TelemetryWriter(tmp_path / FILE)
-    blocker = lock(tmp_path / FILE)
     writer.write(notice(0))
-    with pytest.raises(StorageError, match="locked"):
-        writer.close()
+    assert writer.position == 1
     writer.close()
-    blocker.close()
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"max_queued_rows": 0}, {"flush_seconds": 0.0}, {"flush_seconds": float("nan")}]
-)
-def test_invalid_settings_are_rejected(tmp_path: Path, wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        TelemetryWriter(tmp_path / FILE, **wrong)  # pyright: ignore[reportArgumentType]
-    assert not list(tmp_path.iterdir())
 
 
 def test_telemetry_and_its_sinks_are_imported_without_torch_and_numpy() -> None:

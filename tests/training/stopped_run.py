@@ -1,6 +1,6 @@
 """A run that is stopped mid-way and resumed from states with something missing.
 
-A *leaf* is a tensor's name, or the path to a plain value among the facts.
+A *leaf* is the path to a tensor or a plain value.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from esper.config.run import RunConfig
 from esper.config.toml import override
 from esper.errors import EsperError
-from esper.storage.state import State
+from esper.storage.state import State, from_bytes, to_bytes
 from esper.telemetry.records import Record, RecordColumns, each_record
 from esper.training.output import RecordOutput
-from esper.training.stopping import Stopped, StopRequest
+from esper.training.signals import Stopped, StopRequest
 from esper.training.trainer import Trainer
 from tests.training.tiny import liveliness, state_digest, tiny_config
 
 Leaf = tuple[Any, ...]
-"""``("tensors", name)`` or ``("facts", key, key, ...)``."""
+"""The keys on the way to it."""
 
 
-NUMBERED = ("hosts", "seeds", "episodes", "elapsed", "state", "blueprints")
+NUMBERED = ("shards", "hosts", "seeds", "episodes", "elapsed", "state", "blueprints")
 """Lists whose entries are leaves of one kind."""
 
 
@@ -68,10 +68,10 @@ class Checkpoints:
     """Stands in for a folder of checkpoints: keeps the last state."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state: dict[Any, Any] = {}
 
     def save(self, state: State, *, step: int, is_best: bool = False) -> None:
-        self.state = copy.deepcopy(state)
+        self.state = from_bytes(to_bytes(state))
 
 
 def as_text(record: Record) -> str:
@@ -108,7 +108,7 @@ class StoppedRun:
         )
         config = override(config, changes)
         self.trainer, self._records, self._checkpoints = make_trainer(config)
-        self.fresh = copy.deepcopy(self.trainer.parts.save())
+        self.fresh = from_bytes(to_bytes(self.trainer.parts.save()))
         self._records.stop_at = stop
         with suppress(Stopped):
             self.trainer.run()
@@ -142,10 +142,7 @@ class StoppedRun:
         Leaves that differ from their initial value come first.
         """
         found: dict[str, list[Leaf]] = {}
-        for leaf in [
-            *(("tensors", name) for name in self.state.tensors),
-            *_paths(self.state.facts),
-        ]:
+        for leaf in _paths(self.state):
             found.setdefault(self._kind_of(leaf), []).append(leaf)
         return {
             kind: sorted(some, key=lambda x: not self.is_changed(x)) for kind, some in found.items()
@@ -155,14 +152,14 @@ class StoppedRun:
         """Return whether a leaf differs from its initial value."""
         return not _is_equal(_get(self.state, leaf), self._start_of(leaf))
 
-    def without(self, leaf: Leaf) -> State:
+    def without(self, leaf: Leaf) -> dict[Any, Any]:
         """Return the state without a leaf."""
         state = copy.deepcopy(self.state)
         place, key = _place_of(state, leaf)
         del place[key]
         return state
 
-    def forgetting(self, leaf: Leaf) -> State:
+    def forgetting(self, leaf: Leaf) -> dict[Any, Any]:
         """Return the state with the initial value of a leaf."""
         state = copy.deepcopy(self.state)
         place, key = _place_of(state, leaf)
@@ -179,7 +176,8 @@ class StoppedRun:
 
     def _kind_of(self, leaf: Leaf) -> str:
         slots = self.trainer.parts.slot_config.slot_ids
-        parts = [str(part) for part in leaf[1:] for part in str(part).split("/")]
+        parts = [str(part) for part in leaf for part in str(part).split("/")]
+        parts = [part for part in parts if part not in ("tensors", "facts")]
         for i, part in enumerate(parts):
             is_number = parts[i - 1] in NUMBERED
             is_layer = part.endswith((".weight", ".bias")) and "hosts" in parts
@@ -188,8 +186,8 @@ class StoppedRun:
         return "/".join(parts)
 
 
-def _paths(value: Any, path: Leaf = ("facts",)) -> list[Leaf]:
-    if isinstance(value, dict) and "$tensor" not in value:
+def _paths(value: Any, path: Leaf = ()) -> list[Leaf]:
+    if isinstance(value, dict):
         return [leaf for key in value for leaf in _paths(value[key], (*path, key))]
     if isinstance(value, list):
         return [leaf for i, item in enumerate(value) for leaf in _paths(item, (*path, i))]
@@ -197,8 +195,8 @@ def _paths(value: Any, path: Leaf = ("facts",)) -> list[Leaf]:
 
 
 def _place_of(state: State, leaf: Leaf) -> tuple[Any, Any]:
-    place: Any = state.tensors if leaf[0] == "tensors" else state.facts
-    for key in leaf[1:-1]:
+    place: Any = state
+    for key in leaf[:-1]:
         place = place[key]
     return place, leaf[-1]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.views import read_activity
-from esper.training.activity import ActivityFile
-from esper.training.output import TrialProgress
+from esper.training.output import ActivityFile, TrialProgress
 from tests.telemetry.samples import notice
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import tiny_config

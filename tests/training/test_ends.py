@@ -15,7 +15,7 @@ from esper.telemetry import open_run
 from esper.telemetry.records import EvaluationRecord, RoundRecord, UpdateRecord
 from esper.training.runs import RunInterrupted, resume, train
 from esper.training.setup import resolve_task
-from esper.training.stopping import StopRequest
+from esper.training.signals import StopRequest
 from tests.training.tiny import tiny_config
 
 SHORT = {"n_steps": 2, "budget.n_epochs": 2}

@@ -1,6 +1,7 @@
 """Evaluations use the same hosts each time, choose the best policy and may end the run."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,13 @@ from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
 from esper.lifecycle.factored_actions import Op
 from esper.simic.agent import PPOAgent, UpdateReport
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import split, to_nested
 from esper.tamiyo import LearnedController, NoGrowth
 from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecord
 from esper.training import trials
 from esper.training.runs import train
 from esper.training.setup import make_policy, make_run_task
-from esper.training.stopping import StopRequest
-from esper.training.trials import MakeNamed, Trials
+from esper.training.signals import StopRequest
+from esper.training.trials import Trials, make_named
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, liveliness, tiny_config
 
@@ -59,7 +59,7 @@ def test_evaluations_share_their_hosts_with_nothing_else(
     assert all(hosts == evaluated[0] for hosts in evaluated)
     trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
     finals = Trials(config, trainer.task, StopRequest(), is_final=True)
-    final, _ = finals.run(MakeNamed("no-growth"))
+    final, _ = finals.run(partial(make_named, "no-growth"))
     assert len(trained) == 4
     assert len(evaluated[0]) == config.evaluation.n_eval_episodes
     assert len(set(final.draw_seeds.tolist())) == config.evaluation.n_final_episodes
@@ -72,7 +72,7 @@ def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     config = config_of(evaluation__n_final_episodes=5)
     task, shares = make_run_task(config), list[float]()
     finals = Trials(config, task, StopRequest(), is_final=True)
-    found, actions = finals.run(MakeNamed("no-growth"), shares.append)
+    found, actions = finals.run(partial(make_named, "no-growth"), shares.append)
     envs = GrowthVectorEnv(
         task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
     )
@@ -125,7 +125,7 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.M
         assert torch.equal(tensor, policies[1][name]), name
     assert not torch.equal(parts.best_policy["outputs.bias"], policies[3]["outputs.bias"])
     assert tuple(parts.best_returns.values()) == scales[1] != scales[3]
-    assert parts.save().facts["best_policy"]["returns"] == parts.best_returns
+    assert parts.save()["best_policy"]["returns"] == parts.best_returns
     is_best = [r.is_best for r in seen.records if isinstance(r, EvaluationRecord)]
     assert is_best == [False, False, True, True, False, False]
 
@@ -165,8 +165,8 @@ def test_the_final_comparison_uses_the_best_policy_and_the_deterministic_setting
         set_returns(patch, [1.0, 0.0])
         wait_after_update(patch, 2)
         run = train(config, run_dir=tmp_path / "run", watchers=[seen])
-    saved = split(CheckpointFolder(run.path / "checkpoints").latest().state)
-    best, last = saved["best_policy"].tensors, to_nested(saved["agent"])["policy"]
+    saved = CheckpointFolder(run.path / "checkpoints").latest().state
+    best, last = saved["best_policy"]["weights"], saved["agent"]["policy"]
     task, stop = make_run_task(config), StopRequest()
 
     def run_trial(

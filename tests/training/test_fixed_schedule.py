@@ -1,6 +1,7 @@
 """The fixed schedule of a run stops at the best epoch for the hosts of its trial."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from esper.telemetry.records import EvaluationRecord, NoticeRecord
 from esper.training import trials
 from esper.training.runs import train
 from esper.training.setup import make_run_task, make_trial_envs
-from esper.training.stopping import Stopped, StopRequest
+from esper.training.signals import Stopped, StopRequest
 from esper.training.trials import (
     TRIAL_SEED,
-    MakeFixed,
     Trials,
     best_stop,
     make_fixed,
@@ -45,7 +45,7 @@ def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
     """Return the best stopping epoch and the mean return of each, found by running each."""
     n_epochs = envs.task.budget.n_epochs
     means = [
-        float(run_episodes(envs, make_fixed(envs, stop), seed=seed).returns.mean())
+        float(run_episodes(envs, make_fixed([stop], envs, 0), seed=seed).returns.mean())
         for stop in range(n_epochs + 1)
     ]
     return int(np.argmax(means)), means
@@ -59,7 +59,7 @@ def test_one_training_gives_the_return_of_stopping_after_each_epoch(reward: str)
     np.testing.assert_allclose(returns.mean(1), means, atol=1e-9)
     assert best_stop(returns) == best
     assert 0 < best < envs.task.budget.n_epochs
-    grown = run_episodes(envs, make_fixed(envs, 12), seed=5)
+    grown = run_episodes(envs, make_fixed([12], envs, 0), seed=5)
     assert (grown.op_counts[:, Op.FOSSILIZE] == len(envs.slot_config.slot_ids)).all()
 
 
@@ -96,7 +96,7 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
     n_epochs = envs.task.budget.n_epochs
     returns = returns_by_stop(envs, seed=5)
     assert best_stop(returns) == n_epochs
-    results = run_episodes(envs, make_fixed(envs, 2), seed=5)
+    results = run_episodes(envs, make_fixed([2], envs, 0), seed=5)
     assert (results.op_counts[:, Op.WAIT] == n_epochs).all()
 
 
@@ -157,9 +157,9 @@ def test_each_design_has_its_own_schedule_and_stopping_epoch() -> None:
     assert stops == best
     assert stops[0] != stops[1]
     assert shares == sorted(shares)
-    results, _ = tried.run(MakeFixed((1, 2)))
+    results, _ = tried.run(partial(make_fixed, (1, 2)))
     hand = [
-        run_episodes(envs, make_fixed(envs, stop), seed=TRIAL_SEED + first).returns
+        run_episodes(envs, make_fixed([stop], envs, 0), seed=TRIAL_SEED + first).returns
         for envs, stop, first in zip(own, (1, 2), (0, 3), strict=True)
     ]
     np.testing.assert_array_equal(results.returns, np.concatenate(hand))
@@ -179,7 +179,7 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
         and (record.arm, record.purpose) == ("fixed", "final")
     )
     trials = Trials(config, make_run_task(config), StopRequest(), is_final=True)
-    hand, _ = trials.run(lambda envs, design: make_fixed(envs, (1, 3)[design]))
+    hand, _ = trials.run(partial(make_fixed, (1, 3)))
     assert final.ep_rew_mean == hand.returns.mean()
     assert final.n_epochs_mean == (3 * 1 + 2 * 3) / 5
     assert run.summary is not None
@@ -206,7 +206,7 @@ def test_a_stop_takes_effect_between_two_steps_of_the_schedule(method: str) -> N
             stop.ask("enough")
 
     tried = Trials(config, make_run_task(config), stop)
-    what = [MakeFixed((10,))] if method == "run" else []
+    what = [partial(make_fixed, (10,))] if method == "run" else []
     with pytest.raises(Stopped):
         getattr(tried, method)(*what, show)
     assert shares == pytest.approx([0.0, 0.1, 0.2, 0.3])

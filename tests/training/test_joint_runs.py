@@ -1,6 +1,7 @@
 """Runs on hosts of two designs: resumed, recorded, compared, grown again."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from esper.telemetry.records import EvaluationRecord, RunRecord, SeedEventRecord
 from esper.training.run import Run
 from esper.training.runs import RunInterrupted, resume, train
 from esper.training.setup import make_run_task
-from esper.training.stopping import StopRequest
-from esper.training.trials import TRIAL_SEED, MakeNamed, Trials, trial_parts
+from esper.training.signals import StopRequest
+from esper.training.trials import TRIAL_SEED, Trials, make_named, trial_parts
 from tests.joint_tasks import NAME, NAMED
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
@@ -160,7 +161,7 @@ def by_hand(config: RunConfig, name: str, *, purpose: Any, split: Any, n: int) -
 def test_trials_run_each_design_separately() -> None:
     config, stop = joint_config(envs=9), StopRequest()
     task = make_run_task(config)
-    results, actions = Trials(config, task, stop, is_final=True).run(MakeNamed("fixed"))
+    results, actions = Trials(config, task, stop, is_final=True).run(partial(make_named, "fixed"))
     hand = by_hand(config, "fixed", purpose="evaluation", split="test", n=9)
     np.testing.assert_array_equal(results.returns, hand.returns)
     np.testing.assert_array_equal(results.draw_seeds, hand.draw_seeds)
@@ -169,7 +170,7 @@ def test_trials_run_each_design_separately() -> None:
     assert (results.op_counts[:, Op.GERMINATE] > 0).all()
     assert actions.shape == (9, 8, len(HEAD_NAMES))
     shares: list[float] = []
-    tried, _ = Trials(config, task, stop).run(MakeNamed("no-growth"), shares.append)
+    tried, _ = Trials(config, task, stop).run(partial(make_named, "no-growth"), shares.append)
     hand = by_hand(config, "no-growth", purpose="tuning", split="validation", n=5)
     np.testing.assert_array_equal(tried.returns, hand.returns)
     assert shares == sorted(shares)
@@ -189,7 +190,7 @@ def test_any_host_of_the_comparison_can_be_grown_again(
     run, _ = done
     config, stop = run.config, StopRequest()
     trials = Trials(config, make_run_task(config), stop, is_final=True)
-    results, actions = trials.run(MakeNamed("random"))
+    results, actions = trials.run(partial(make_named, "random"))
     taken = actions[number][actions[number, :, 0] >= 0].tolist()
     assert run.summary is not None
     host = {"number": number, "actions": taken}

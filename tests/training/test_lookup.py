@@ -17,7 +17,6 @@ from esper.growing.grow import grow
 from esper.simic.agent.ppo import PPOAgent
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.run_folder import RunFolder
-from esper.storage.state import State, merge, split, to_nested
 from esper.tamiyo import (
     Heuristic,
     LearnedController,
@@ -84,8 +83,8 @@ def test_a_saved_and_loaded_controller_acts_the_same(done_run: Run, tmp_path: Pa
 
 
 def test_a_checkpoint_describes_its_controller_without_the_environments(done_run: Run) -> None:
-    parts = split(CheckpointFolder(done_run.folder.checkpoints).latest().state)
-    saved, facts = controller_of(done_run), parts["best_policy"].facts
+    state = CheckpointFolder(done_run.folder.checkpoints).latest().state
+    saved, facts = controller_of(done_run), state["best_policy"]
     assert tuple(facts["blueprints"]) == saved.blueprints
     envs = GrowthVectorEnv(make_run_task(done_run.config), 1)
     assert saved.blueprints == envs.slot_config.blueprints
@@ -102,7 +101,7 @@ def test_a_runs_controller_expects_what_its_critic_does(
     envs.reset(seed=3)
     policy = make_policy(config, envs.slot_config)
     critic = PPOAgent(policy.spec, policy, config.ppo)
-    critic.load_weights(to_nested(split(best.state)["agent"]))
+    critic.load_weights(best.state["agent"])
     observation, masks = envs.growth.observe(), envs.growth.masks()
     wanted = critic.value(torch.from_numpy(observation), critic.initial_state(1)).item()
     controller = controller_of(done_run).make(envs.slot_config)
@@ -133,12 +132,7 @@ def test_a_run_has_no_controller_before_its_first_evaluation(tmp_path: Path) -> 
     with pytest.raises(CheckpointError):
         controller_of(Run(folder))
     CheckpointFolder(folder.checkpoints).save(
-        merge(
-            {
-                "best_policy": State({}),
-                "config": State({}, {"toml": write_toml(tiny_config())}),
-            }
-        ),
+        {"best_policy": {"weights": {}}, "config": write_toml(tiny_config())},
         step=1,
     )
     with pytest.raises(RunError, match=r"'begun' has no controller.* round 1"):
@@ -157,10 +151,8 @@ def test_settings_that_differ_from_the_checkpoints_are_not_a_controllers(
 
 def test_a_controller_of_other_observations_is_rejected(done_run: Run, tmp_path: Path) -> None:
     state = CheckpointFolder(done_run.folder.checkpoints).latest().state
-    parts = split(state)
-    best = parts["best_policy"]
-    parts["best_policy"] = State(best.tensors, best.facts | {"observations": 1})
+    state["best_policy"]["observations"] = 1
     folder = RunFolder.create(tmp_path / "other", done_run.config)
-    CheckpointFolder(folder.checkpoints).save(merge(parts), step=1)
+    CheckpointFolder(folder.checkpoints).save(state, step=1)
     with pytest.raises(ControllerError, match=r"another version of Esper .*version 1, not 2"):
         controller_of(Run(folder))

@@ -21,7 +21,7 @@ from esper.telemetry.records import EvaluationRecord, RoundRecord
 from esper.training import runs as training
 from esper.training.run import Run, list_runs, load_run
 from esper.training.runs import RunInterrupted, resume, train
-from esper.training.stopping import StopRequest
+from esper.training.signals import StopRequest
 from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 
 

@@ -15,7 +15,6 @@ import torch
 from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import ConfigError, RolloutError, TaskError, TrainingError, WorkerError
-from esper.storage.state import from_nested
 from esper.tasks import make_task, registry
 from esper.tasks.registry import register_task
 from esper.telemetry import open_run
@@ -186,7 +185,7 @@ def test_a_collection_is_a_function_of_shard_weights_and_state() -> None:
 
     def rollout() -> ShardedRollout:
         made = ShardedRollout(Pool(), specs, task)
-        made.set_weights(from_nested(weights.weights()))
+        made.set_weights(weights.weights())
         return made
 
     whole = rollout()

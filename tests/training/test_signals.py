@@ -14,8 +14,7 @@ from esper.telemetry import TelemetryWriter
 from esper.telemetry.records import Record, StepRecord
 from esper.training.run import Run, load_run
 from esper.training.runs import RunInterrupted, resume, train
-from esper.training.signals import SIGNALS, signals_ask
-from esper.training.stopping import StopRequest
+from esper.training.signals import SIGNALS, StopRequest, signals_ask
 from tests.training import signalled
 from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 

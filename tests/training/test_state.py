@@ -13,35 +13,35 @@ EVERY_STEP = "every step sets it before anything reads it"
 UNUSED_OPTION = "updates call the fused step, which does not read it"
 SETTING = "a missing one counts as the setting, which runs do not change"
 NOT_MISSED = {
-    "shard-0/envs/records/previous_gradient_norm": EVERY_STEP,
-    "shard-0/envs/records/gradient_noise": EVERY_STEP,
-    "shard-0/envs/records/last_op": EVERY_STEP,
-    "shard-0/envs/records/was_refused": EVERY_STEP,
-    "shard-0/envs/records/is_measured": EVERY_STEP,
-    "shard-0/envs/records/slots/gradient_norm": EVERY_STEP,
-    "shard-0/envs/records/seed_parameters": EVERY_STEP,
-    "shard-0/envs/made_with/growth": "a missing one counts as None, which it is",
-    "shard-0/envs/made_with/variants": "a missing one counts as None, which it is",
-    "shard-0/envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
-    "shard-0/envs/made_with/episode_seconds": "a missing one counts as None, which it is",
+    "shards/*/envs/records/previous_gradient_norm": EVERY_STEP,
+    "shards/*/envs/records/gradient_noise": EVERY_STEP,
+    "shards/*/envs/records/last_op": EVERY_STEP,
+    "shards/*/envs/records/was_refused": EVERY_STEP,
+    "shards/*/envs/records/is_measured": EVERY_STEP,
+    "shards/*/envs/records/slots/gradient_norm": EVERY_STEP,
+    "shards/*/envs/records/seed_parameters": EVERY_STEP,
+    "shards/*/envs/made_with/growth": "a missing one counts as None, which it is",
+    "shards/*/envs/made_with/variants": "a missing one counts as None, which it is",
+    "shards/*/envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
+    "shards/*/envs/made_with/episode_seconds": "a missing one counts as None, which it is",
     "best_policy/blueprints/*": "describes the controller to others",
     "best_policy/observations": "describes the controller to others",
     "best_policy/growth": "describes the controller to others",
     "best_policy/returns/return_mean": "describes the controller to others",
     "best_policy/returns/return_std": "describes the controller to others",
-    "shard-0/envs/elapsed/*": "wall time, for a limit that runs do not have",
+    "shards/*/envs/elapsed/*": "wall time, for a limit that runs do not have",
     "buffer/bootstrap_values": "for truncated steps, which a run does not have",
-    "agent/nested/optimizer/param_groups/0/lr": "every update sets it first",
-    "agent/nested/optimizer/param_groups/0/amsgrad": UNUSED_OPTION,
-    "agent/nested/optimizer/param_groups/0/capturable": UNUSED_OPTION,
-    "agent/nested/optimizer/param_groups/0/decoupled_weight_decay": UNUSED_OPTION,
-    "agent/nested/optimizer/param_groups/0/differentiable": UNUSED_OPTION,
-    "agent/nested/optimizer/param_groups/0/foreach": UNUSED_OPTION,
-    "agent/nested/optimizer/param_groups/0/maximize": UNUSED_OPTION,
-    "agent/nested/rates/clip_range": SETTING,
-    "agent/nested/rates/ent_coef": SETTING,
-    "agent/nested/rates/learning_rate": SETTING,
-    "shard-0/tally/n_steps": "divided by seconds, which differ anyway",
+    "agent/optimizer/param_groups/0/lr": "every update sets it first",
+    "agent/optimizer/param_groups/0/amsgrad": UNUSED_OPTION,
+    "agent/optimizer/param_groups/0/capturable": UNUSED_OPTION,
+    "agent/optimizer/param_groups/0/decoupled_weight_decay": UNUSED_OPTION,
+    "agent/optimizer/param_groups/0/differentiable": UNUSED_OPTION,
+    "agent/optimizer/param_groups/0/foreach": UNUSED_OPTION,
+    "agent/optimizer/param_groups/0/maximize": UNUSED_OPTION,
+    "agent/rates/clip_range": SETTING,
+    "agent/rates/ent_coef": SETTING,
+    "agent/rates/learning_rate": SETTING,
+    "shards/*/tally/n_steps": "divided by seconds, which differ anyway",
 }
 """What may be missing from a state without an effect, and why."""
 
@@ -50,16 +50,16 @@ SAMPLE = [
     "agent/policy/normalize_slot.variance",
     "agent/optimizer/state/*/exp_avg_sq",
     "agent/normalizer/std",
-    "shard-0/actions/generator",
-    "shard-0/envs/records/flops_used",
-    "shard-0/envs/hosts/*/seed/*/*",
-    "shard-0/envs/hosts/*/batch_order/generator/state/state",
-    "shard-0/collector/state",
+    "shards/*/generator",
+    "shards/*/envs/records/flops_used",
+    "shards/*/envs/hosts/*/seed/*/*",
+    "shards/*/envs/hosts/*/batch_order/generator/state/state",
+    "shards/*/collector/state",
     "buffer/log_probs",
-    "shard-0/tally/ended_ops",
+    "shards/*/tally/ended_ops",
     "progress/fixed_return",
     "progress/telemetry_position",
-    "best_policy/outputs.weight",
+    "best_policy/weights/outputs.weight",
 ]
 
 
@@ -90,12 +90,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one() -> None:
     run = stopped()
     stages = {
         life["stage"]
-        for host in run.state.facts["shard-0"]["envs"]["hosts"]
+        for host in run.state["shards"][0]["envs"]["facts"]["hosts"]
         for life in host["lives"].values()
     }
     assert {"blending", "embargoed"} <= stages
-    assert 0 < len(run.state.tensors["buffer/rewards"]) < 6
-    assert run.state.tensors["shard-0/tally/n_episodes"] > 0
+    assert 0 < len(run.state["buffer"]["rewards"]) < 6
+    assert run.state["shards"][0]["tally"]["n_episodes"] > 0
     assert run.outcome_of(run.state) == "same"
 
 
@@ -147,7 +147,7 @@ def test_no_checkpoint_is_ahead_of_the_flushed_telemetry(
         acknowledged.append(records.position)
 
     def save(state: State, **_: object) -> None:
-        position = state.facts["progress"]["telemetry_position"]
+        position = state["progress"]["telemetry_position"]
         assert position == records.position == acknowledged[-1]
         saved.append(position)
 

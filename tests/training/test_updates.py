@@ -11,7 +11,7 @@ import torch
 from esper.config.toml import override
 from esper.errors import TrainingError
 from esper.simic.agent import PPOAgent
-from esper.storage.state import State, from_nested
+from esper.storage.state import encode
 from esper.telemetry.records import RoundRecord, UpdateRecord
 from esper.training.run import load_run
 from esper.training.runs import resume, train
@@ -41,9 +41,8 @@ class Updates:
         monkeypatch.setattr(PPOAgent, "loss", spoiled_loss)
 
 
-def bits(state: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, Any]]:
-    plain: State = from_nested(state)
-    return {name: t.numpy().tobytes() for name, t in plain.tensors.items()}, plain.facts
+def bits(state: dict[str, Any]) -> dict[str, bytes]:
+    return {name: b"".join(pieces) for name, pieces in encode(state).items()}
 
 
 def config_of(n_minibatches: int = 2) -> Any:
@@ -149,8 +148,8 @@ def test_rejections_are_counted_across_checkpoints_and_reset_by_a_good_update(
     with pytest.raises(TrainingError):
         first.run()
     state = checkpoints.state
-    assert state.facts["progress"]["refusals_in_a_row"] == 3
-    state.facts["progress"]["refusals_in_a_row"] = 1
+    assert state["progress"]["refusals_in_a_row"] == 3
+    state["progress"]["refusals_in_a_row"] = 1
     second, _, _ = make_trainer(config_of())
     second.load(state)
     second.run()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from esper.config.run import CheckpointConfig, EvaluationConfig, RunConfig
 from esper.config.toml import override
 from esper.lifecycle.factored_actions import Op
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import State
+from esper.storage.state import from_bytes, to_bytes
 from esper.telemetry import open_run
 from esper.telemetry.records import Record
 from esper.training import setup
@@ -99,19 +98,13 @@ class Seen:
         self.is_closed = True
 
 
-def state_digest(state: State) -> str:
-    """Return a hash of all that a run depends on: tensors and facts except wall-clock times."""
-    total = hashlib.sha256()
-    for name, tensor in sorted(state.tensors.items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    facts = json.loads(json.dumps(state.facts))
-    for name, part in facts.items():
-        if name.startswith("shard-"):
-            part["envs"].pop("elapsed", None)
-    facts["best_policy"] = {}  # describes the controller to others
-    total.update(json.dumps(facts, sort_keys=True).encode())
-    return total.hexdigest()
+def state_digest(state: Mapping[str, Any]) -> str:
+    """Return a hash of all that a run depends on, except wall-clock times."""
+    plain = from_bytes(to_bytes(state))
+    for shard in plain["shards"]:
+        shard["envs"]["facts"].pop("elapsed", None)
+    plain["best_policy"] = plain["best_policy"]["weights"]  # the rest describes it to others
+    return hashlib.sha256(to_bytes(plain)).hexdigest()
 
 
 def run_digests(folder: Path) -> dict[str, str]:

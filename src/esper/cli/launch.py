@@ -22,11 +22,16 @@ from esper.errors import EsperError
 from esper.invocation import program, training_command
 from esper.storage.run_folder import shell_word
 from esper.training.run import Run
-from esper.training.signals import INTERRUPTED, end_at_once, handling, ignore_signals
+from esper.training.signals import (
+    INTERRUPTED,
+    StopRequest,
+    end_at_once,
+    handling,
+    ignore_signals,
+)
 
 if TYPE_CHECKING:
     from esper.cli.train import LaunchOptions
-    from esper.training.stopping import StopRequest
 
 
 def show_results(run: Run, options: LaunchOptions) -> None:
@@ -115,8 +120,6 @@ class EarlySignals:
         Raises:
             KeyboardInterrupt: If a signal has already arrived.
         """
-        from esper.training.stopping import StopRequest
-
         import_module("esper.training.runs")  # with PyTorch; a signal until then starts no run
         self._stop = StopRequest(tell=self._tell)
         if self._received is not None:
@@ -135,7 +138,7 @@ class EarlySignals:
         self._received = name
 
 
-Work = Callable[[View, "StopRequest"], Run]
+Work = Callable[[View, StopRequest], Run]
 """Trains a run, given a view that shows its progress and a request that may stop it."""
 
 

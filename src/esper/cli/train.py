@@ -27,11 +27,11 @@ from esper.config.toml import (
     read_toml_file,
     write_toml,
 )
+from esper.training.signals import StopRequest
 
 if TYPE_CHECKING:
     from esper.cli.views import View
     from esper.training.run import Run
-    from esper.training.stopping import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,9 @@ from esper.telemetry.records import (
     RoundRecord,
     UpdateRecord,
 )
-from esper.training.progress import RunProgress
+from esper.training.output import RunProgress, TrialProgress
 
 if TYPE_CHECKING:
-    from esper.training.output import TrialProgress
     from esper.training.run import Run
 
 EVENTS: dict[type[Record], str] = {

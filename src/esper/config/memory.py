@@ -89,7 +89,7 @@ def amount_of(n_bytes: float) -> str:
     for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9)):
         if n_bytes >= size:
             return f"{n_bytes / size:,.1f} {unit}"
-    return f"{n_bytes / 1e6:,.1f} MB"
+    return f"{n_bytes / 1e6:,.0f} MB"
 
 
 def used_memory() -> int:

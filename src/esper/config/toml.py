@@ -146,7 +146,11 @@ def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Sect
             raise ConfigError(_unknown(prefix, key, value, list(hints)))
         path = prefix + key
         if not is_section(hints[key]):
-            changes[key] = _checked(path, value, hints[key])
+            # Files spell None as "none".
+            is_none = isinstance(value, str) and value == NONE and NoneType in get_args(hints[key])
+            changes[key] = check(
+                path, None if is_none else value, hints[key], none=value_text(None)
+            )
         elif isinstance(value, hints[key]):
             changes[key] = value
         elif isinstance(value, Mapping):
@@ -160,12 +164,6 @@ def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Sect
         return replace(cast("Any", config), **changes)
     except ConfigError as error:
         raise ConfigError(f"{prefix}{error}") from error
-
-
-def _checked(path: str, value: object, kind: Any) -> Any:
-    """Return a value as its setting has it; None is spelled ``"none"``."""
-    is_none = isinstance(value, str) and value == NONE and NoneType in get_args(kind)
-    return check(path, None if is_none else value, kind, none=value_text(None))
 
 
 def _unknown(prefix: str, key: str, value: object, names: list[str]) -> str:

@@ -7,7 +7,7 @@ import mimetypes
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import anyio.to_thread
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from esper.config.checks import Bounds, check, require_choice
 from esper.dashboard import views
 from esper.dashboard.access import (
     NOT_LOGGED_IN,
@@ -33,7 +34,7 @@ from esper.dashboard.access import (
 from esper.dashboard.events import MAX_STREAMS, Heads, Watch
 from esper.dashboard.offline_page import ENTRY, STATIC_FOLDER
 from esper.dashboard.runs import RunReader
-from esper.errors import EsperError, RunError
+from esper.errors import ConfigError, RunError
 from esper.version import __version__
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Dashboard:
             middleware=[Middleware(Guard, access=access, hosts=hosts)],
             exception_handlers={
                 HTTPException: _http_error,
-                QueryError: partial(_error, 400),
+                ConfigError: partial(_error, 400),
                 RunError: partial(_error, 404),
                 Exception: _internal_error,
             },
@@ -223,42 +224,28 @@ def _environments(request: Request) -> View:
     return partial(views.environments, which=read_choice(request, "which", views.WHICH))
 
 
-class QueryError(EsperError):
-    """A query parameter of a request is invalid."""
-
-    def __init__(self, name: str, given: str, allowed: str) -> None:
-        shown = given if len(given) <= 40 else f"{given[:40]}..."
-        super().__init__(f"{name} is {shown!r}; it must be {allowed}.")
-
-
 def read_int(
     request: Request, name: str, default: Default, *, minimum: int = 0, maximum: int = MAX_INT
 ) -> int | Default:
     """Return an integer query parameter, or the default if it is missing.
 
     Raises:
-        QueryError: If it is not an integer in this range.
+        ConfigError: If it is not an integer in this range.
     """
     text = request.query_params.get(name)
     if text is None:
         return default
-    number = int(text) if re.fullmatch(r"-?[0-9]{1,16}", text) else None
-    if number is None or not minimum <= number <= maximum:
-        raise QueryError(name, text, f"a whole number from {minimum} to {maximum}")
-    return number
+    number = int(text) if re.fullmatch(r"-?[0-9]{1,16}", text) else text
+    return check(name, number, Annotated[int, Bounds(minimum, maximum)])
 
 
 def read_choice(request: Request, name: str, allowed: Sequence[Word]) -> Word:
     """Return a query parameter that must be one of the allowed words, by default the first.
 
     Raises:
-        QueryError: If it is another word.
+        ConfigError: If it is another word.
     """
-    given = request.query_params.get(name, allowed[0])
-    for word in allowed:
-        if word == given:
-            return word
-    raise QueryError(name, given, f"one of {', '.join(allowed)}")
+    return require_choice(name, request.query_params.get(name, allowed[0]), allowed)
 
 
 async def _error(status: int, _request: Request, error: Exception) -> Response:

@@ -25,7 +25,7 @@ from esper.results.files import evidence_text
 from esper.results.tables import all_to_markdown
 from esper.statistics import Interval, nested_interval
 from esper.storage.files import write_atomic, write_hashed
-from esper.telemetry import Metrics
+from esper.telemetry import Metrics, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ def figure_html(draw: Callable[[], Figure]) -> str:
     width = round(PIXELS_PER_INCH * figure.get_size_inches()[0])
     image = base64.b64encode(_png(figure, 2 * PIXELS_PER_INCH)).decode()
     return (
-        f'<img alt="Timeline by epoch" style="width:{width}px;max-width:100%" '
+        f'<img alt="Figure" style="width:{width}px;max-width:100%" '
         f'src="data:image/png;base64,{image}">'
     )
 
@@ -185,7 +185,7 @@ def _run_figures(runs: Mapping[str, Run]) -> Iterator[tuple[str, Figure]]:
 _RETURNS = {"eval/mean_reward": "held-out", "rollout/ep_rew_mean": "training"}
 _KL = "KL divergence of an update"
 _LINES = {
-    "Score (accuracy)": {"eval/score": "held-out", "growth/score": "training"},
+    "Score": {"eval/score": "held-out", "growth/score": "training"},
     "Parameters": {"growth/seed_parameters": "grown", "growth/host_parameters": "host"},
     "FLOPs, relative to the reference run": {"eval/flops": "held-out", "growth/flops": "training"},
     _KL: {"train/approx_kl": "mean over heads", "train/joint_kl": "joint action"},
@@ -268,6 +268,18 @@ def plot_metrics(
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     figure.suptitle(plain(next(iter(runs)) if len(runs) == 1 else f"{len(runs)} runs"))
+    return figure
+
+
+def plot_curve(series: Series, title: str) -> Figure:
+    """Return a small figure of one metric by round."""
+    figure = empty_figure(5.5, 1.6)
+    axis: Any = figure.subplots()
+    marker = "o" if len(series.rounds) == 1 else None
+    axis.plot(series.rounds, series.values, color=COLOURS[2], marker=marker)
+    axis.set_xlabel("round")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_title(plain(title), loc="left", fontsize="small")
     return figure
 
 

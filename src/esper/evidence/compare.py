@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike, fspath
 from os.path import isfile
 from pathlib import Path
@@ -22,7 +23,7 @@ from esper.evidence.evaluation import (
     report_work,
     shown_work,
 )
-from esper.evidence.host_trainer import Helpers, HostTrainer, MakeController, MakeSaved
+from esper.evidence.host_trainer import Helpers, HostTrainer, MakeController, make_saved
 from esper.evidence.setting import find_common_setting, find_prices, other_rules, training_episodes
 from esper.results.arms import LABELS, Arm
 from esper.results.evidence import Evidence
@@ -30,7 +31,7 @@ from esper.results.files import read_evidence_file
 from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
-from esper.training.trials import MakeNamed
+from esper.training.trials import make_named
 
 _SAME = ("task", "task_options", "price", "reference", "seed", "purpose", "split", "n_hosts")
 """What two evaluations must share for their hosts and units to be the same."""
@@ -182,8 +183,8 @@ def _run_all(
 
 def _controller_maker(one: AnyController, learned: SavedController | None) -> MakeController:
     if learned is not None:
-        return MakeSaved(learned)
-    return MakeNamed(str(one)) if _is_name(one) else lambda _, __: cast(Controller, one)
+        return partial(make_saved, learned)
+    return partial(make_named, str(one)) if _is_name(one) else lambda _, __: cast(Controller, one)
 
 
 def _name(one: AnyController, learned: SavedController | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Annotated, Any, TypedDict, Unpack
 
@@ -20,16 +21,16 @@ from esper.evidence.host_trainer import (
     Helpers,
     HostTrainer,
     MakeController,
-    MakeSaved,
     OnShare,
     count_batches,
+    make_saved,
 )
 from esper.evidence.matched_arms import (
-    MakeRandom,
-    MakeShuffled,
-    MakeWrongTask,
     at_same_epochs,
     at_same_flops,
+    make_random,
+    make_shuffled,
+    make_wrong_task,
     run_scratch,
 )
 from esper.evidence.setting import (
@@ -48,7 +49,7 @@ from esper.results.evidence import Evidence, EvidenceList
 from esper.tamiyo import SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController
-from esper.training.trials import MakeNamed
+from esper.training.trials import make_named
 from esper.training.workers import Workload, choose_pool
 
 MIN_HOSTS = 2
@@ -236,7 +237,7 @@ class Evaluation:
         if ARMS[name] == "tuned":
             return self._tuned.run(name, self._hosts, price)
         if name in (NO_GROWTH, "progressive"):
-            make, report = MakeNamed(name), self._report(LABELS[name])
+            make, report = partial(make_named, name), self._report(LABELS[name])
             runs = self._cached(
                 {"arm": name}, lambda: self._trainer.run(self._hosts, make, on_share=report)
             )
@@ -254,7 +255,7 @@ class Evaluation:
         return make_arm(name, matched, price)
 
     def _run_learned(self, n: int, price: float) -> HostRuns:
-        trainer, make = self._trainer_at(price), MakeSaved(self._saved[n])
+        trainer, make = self._trainer_at(price), partial(make_saved, self._saved[n])
         report, key = self._report(self._saved[n].label), self._key(n, price) | {"arm": LEARNED}
         return self._cached(key, lambda: trainer.run(self._hosts, make, on_share=report))
 
@@ -267,9 +268,9 @@ class Evaluation:
             if kind == "scratch":
                 return run_scratch(self._trainer, learned, hosts, report)
             make: dict[str, MakeController] = {
-                "random": MakeRandom(learned),
-                "wrong-task": MakeWrongTask(learned.actions, hosts[0]),
-                "shuffled": MakeShuffled(MakeSaved(self._saved[n])),
+                "random": partial(make_random, learned),
+                "wrong-task": partial(make_wrong_task, learned.actions, hosts[0]),
+                "shuffled": partial(make_shuffled, partial(make_saved, self._saved[n])),
             }
             trainer = self._trainer_at(price) if kind == "shuffled" else self._trainer
             return trainer.run(hosts, make[kind], on_share=report)

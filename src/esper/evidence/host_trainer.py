@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -49,15 +50,9 @@ def count_batches(n_hosts: int) -> int:
     return math.ceil(n_hosts / BATCH_HOSTS)
 
 
-@dataclass(frozen=True, eq=False)
-class MakeSaved:
-    """Makes a learned controller."""
-
-    saved: SavedController
-
-    def __call__(self, growth: GrowthEpisodes, _: slice) -> Controller:
-        """Return the controller."""
-        return self.saved.make(growth.slot_config, deterministic=self.saved.deterministic)
+def make_saved(saved: SavedController, growth: GrowthEpisodes, _: object) -> Controller:
+    """Return a learned controller."""
+    return saved.make(growth.slot_config, deterministic=saved.deterministic)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,7 +127,7 @@ class HostTrainer:
     @property
     def slot_config(self) -> SlotConfig:
         """The slots of the hosts."""
-        return self._any().slot_config
+        return (self._growth or self.start([0])).slot_config
 
     def longer(self) -> HostTrainer:
         """Return a trainer of the same hosts with :data:`LONGER` times the epochs.
@@ -186,9 +181,6 @@ class HostTrainer:
             return sample(draws.get(seed, seed))
 
         return replace(self.task, draw=draw)
-
-    def _any(self) -> GrowthEpisodes:
-        return self.start([0]) if self._growth is None else self._growth
 
     def run(
         self,
@@ -353,20 +345,15 @@ class ControllerGroup:
         return np.concatenate(rows)
 
 
-@dataclass(frozen=True, eq=False)
-class _MakeCandidates:
-    """Makes controllers of which each follows the candidate of its hosts."""
-
-    candidates: Sequence[Candidate]
-    stops: Integers | None
-
-    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
-        """Return the controller."""
-        own = groupby(self.candidates[batch])
-        groups = [(candidate, len(list(same))) for candidate, same in own]
-        controllers = [candidate.make(growth.layout) for candidate, _ in groups]
-        group = ControllerGroup(controllers, [size for _, size in groups])
-        return group if self.stops is None else Stopping(group, self.stops[batch])
+def _make_candidates(
+    candidates: Sequence[Candidate], stops: Integers | None, growth: GrowthEpisodes, batch: slice
+) -> Controller:
+    """Return controllers of which each follows the candidate of its hosts."""
+    own = groupby(candidates[batch])
+    groups = [(candidate, len(list(same))) for candidate, same in own]
+    controllers = [candidate.make(growth.layout) for candidate, _ in groups]
+    group = ControllerGroup(controllers, [size for _, size in groups])
+    return group if stops is None else Stopping(group, stops[batch])
 
 
 def run_candidates(
@@ -389,7 +376,7 @@ def run_candidates(
     candidates = [candidate for candidate, _ in pairs]
     return trainer.run(
         [host for _, host in pairs],
-        _MakeCandidates(candidates, None if stops is None else np.asarray(stops)),
+        partial(_make_candidates, candidates, None if stops is None else np.asarray(stops)),
         seeds={index: candidate.first_seeds() for index, (candidate, _) in enumerate(pairs)},
         every_epoch=every_epoch,
         on_share=on_share,

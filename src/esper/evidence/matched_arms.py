@@ -7,7 +7,8 @@ number of its actions, or the final architecture.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from esper.tamiyo import Controller, RandomController, Replay
 from esper.tamiyo.controllers.controller import EpochCounter
 from esper.tamiyo.controllers.simple import draw_rows
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.training.trials import MakeNamed
+from esper.training.trials import make_named
 
 _OP = HEAD_NAMES.index("op")
 _SHUFFLES = 0x5EED
@@ -79,21 +80,15 @@ class MatchedRandom:
         return rows
 
 
-@dataclass(frozen=True, eq=False)
-class MakeRandom:
-    """Makes random growth with as many actions and epochs as a controller took in each host."""
-
-    learned: HostRuns
-
-    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
-        """Return the controller."""
-        counts = self.learned.op_counts[batch]
-        n_actions = counts.sum(1) - counts[:, Op.WAIT] - counts[:, Op.FINISH]
-        return MatchedRandom(
-            n_actions,
-            self.learned.n_epochs[batch],
-            lambda: growth.records.last_op[: len(n_actions)],
-        )
+def make_random(learned: HostRuns, growth: GrowthEpisodes, batch: slice) -> Controller:
+    """Return random growth with as many actions and epochs as a controller took in each host."""
+    counts = learned.op_counts[batch]
+    n_actions = counts.sum(1) - counts[:, Op.WAIT] - counts[:, Op.FINISH]
+    return MatchedRandom(
+        n_actions,
+        learned.n_epochs[batch],
+        lambda: growth.records.last_op[: len(n_actions)],
+    )
 
 
 def run_scratch(
@@ -111,7 +106,7 @@ def run_scratch(
     config = trainer.slot_config
     runs = trainer.longer().run(
         hosts,
-        MakeNamed(NO_GROWTH),
+        partial(make_named, NO_GROWTH),
         seeds={index: committed_seeds(learned, index, config) for index in range(len(hosts))},
         goals=Goals(n_epochs=learned.n_epochs, flops=learned.flops / LONGER),
         on_share=on_share,
@@ -181,33 +176,21 @@ class Shuffled:
         return self._controller.act(shown, masks, starts)
 
 
-@dataclass(frozen=True, eq=False)
-class MakeShuffled:
-    """Makes a controller that sees the observations of other hosts."""
-
-    make: MakeController
-
-    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
-        """Return the controller."""
-        n_hosts = batch.stop - batch.start
-        return Shuffled(self.make(growth, batch), lambda: ~growth.records.is_over[:n_hosts])
+def make_shuffled(make: MakeController, growth: GrowthEpisodes, batch: slice) -> Controller:
+    """Return a controller that sees the observations of other hosts."""
+    n_hosts = batch.stop - batch.start
+    return Shuffled(make(growth, batch), lambda: ~growth.records.is_over[:n_hosts])
 
 
-@dataclass(frozen=True, eq=False)
-class MakeWrongTask:
-    """Makes a replay of the actions that a controller took in other hosts.
+def make_wrong_task(actions: Integers, seed: int, _: object, batch: slice) -> Controller:
+    """Return a replay of the actions that a controller took in other hosts; illegal ones wait.
 
-    Illegal ones count as wait.
+    Args:
+        actions: ``[N, T + 1, 8]`` of the controller.
+        seed: Determines which host's actions each host gets.
+        batch: The indices of the hosts.
     """
-
-    actions: Integers
-    """``[N, T + 1, 8]`` of the controller."""
-    seed: int
-    """Determines which host's actions each host gets."""
-
-    def __call__(self, growth: GrowthEpisodes, batch: slice) -> Controller:
-        """Return the controller."""
-        return Replay(self.actions[derange(len(self.actions), seed=self.seed)[batch]])
+    return Replay(actions[derange(len(actions), seed=seed)[batch]])
 
 
 def derange(n: int, *, seed: int) -> Integers:

@@ -73,11 +73,11 @@ class TuningRuns:
         if missing:
             self._run(missing, on_share)
         shape = len(candidates), len(hosts), -1
-        accuracy, flops = (
+        score, flops = (
             np.stack([self._curves[pair][part] for pair in pairs]).reshape(shape)
             for part in range(2)
         )
-        return accuracy, flops
+        return score, flops
 
     def _run(self, pairs: list[tuple[Candidate, int]], on_share: OnShare) -> None:
         key = {"tuning": [[candidate.to_json(), host] for candidate, host in pairs]}

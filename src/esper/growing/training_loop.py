@@ -31,7 +31,6 @@ from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.slot_states import SlotLife
 from esper.modes import suitable_threads
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import from_nested, to_nested
 
 PER_BATCH = (OneCycleLR, CyclicLR)
 """Schedulers that are stepped after every batch instead of every epoch."""
@@ -298,10 +297,10 @@ class TrainingLoop:
             "identity": self._identity,
             "problems": self.problems,
         }
-        folder.save(from_nested(state), step=self.grower.epoch)
+        folder.save(state, step=self.grower.epoch)
 
     def _load(self, folder: CheckpointFolder) -> None:
-        state = to_nested(folder.latest().state)
+        state = folder.latest().state
         for name, own in self._identity.items():
             known = state["identity"].get(name)
             if known != own:

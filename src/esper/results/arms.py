@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from esper.arrays import Floats
 from esper.config.catalogue import CONTROLLERS
-from esper.errors import EvidenceError, did_you_mean
+from esper.config.checks import NonNegativeInt, PositiveInt, check, types_of
+from esper.errors import ConfigError, EvidenceError
 from esper.formatting import html_table, many
-from esper.storage.dataclass_json import read_json_values, to_json_values
 
 if TYPE_CHECKING:
     from esper.environment import EpisodeResults
@@ -27,7 +27,6 @@ same_epochs  the learned arm's final architecture from scratch, for as many epoc
 same_flops   the learned arm's final architecture from scratch, for as many FLOPs
 ablation     the learned arm with something removed
 """
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 LEARNED, NO_GROWTH = "learned", "no-growth"
 LABELS = {
@@ -83,9 +82,9 @@ class Arm:
     """``[R, N]`` those of them that were grown during training."""
     n_epochs: Floats
     """``[R, N]`` epochs that the host trained."""
-    tuning_runs: int = 0
+    tuning_runs: NonNegativeInt = 0
     """Host runs spent on tuning; for learned arms the episodes of training, mean over runs."""
-    test_reads: int | None = None
+    test_reads: PositiveInt | None = None
     """Maximum number of times a host was scored on the test split; None if not counted."""
 
     def __post_init__(self) -> None:
@@ -93,21 +92,14 @@ class Arm:
             raise EvidenceError(
                 f"an arm has name {self.name!r} and label {self.label!r}; give both."
             )
-        if self.kind not in KINDS:
-            raise EvidenceError(
-                f"arm {self.name} has kind {self.kind!r}; kinds are {', '.join(KINDS)}."
-                f"{did_you_mean(self.kind, KINDS)}"
-            )
-        if self.tuning_runs < 0:
-            raise EvidenceError(
-                f"arm {self.name} has tuning_runs {self.tuning_runs}; it must be at least 0."
-            )
-        if self.test_reads is not None and self.test_reads < 1:
-            raise EvidenceError(
-                f"arm {self.name} has test_reads {self.test_reads}; it must be at least 1."
-            )
-        for name in _PER_HOST:
-            self._store(name, getattr(self, name))
+        try:
+            for name, kind in types_of(Arm).items():
+                if name in _PER_HOST:
+                    self._store(name, getattr(self, name))
+                else:
+                    check(f"{name} of arm {self.name}", getattr(self, name), kind)
+        except ConfigError as error:
+            raise EvidenceError(str(error)) from error
 
     @classmethod
     def of_episodes(cls, name: str, results: EpisodeResults) -> Arm:
@@ -161,19 +153,6 @@ class Arm:
     def grown_share(self) -> float:
         """Share of hosts that were grown."""
         return float((self.grown_parameters > 0.0).mean())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the arm as plain values."""
-        return to_json_values(self)
-
-    @classmethod
-    def from_json(cls, values: object) -> Arm:
-        """Return the values from what :meth:`to_json` returned.
-
-        Raises:
-            EvidenceError: If something is missing, unknown or of another type.
-        """
-        return cls(**read_json_values(cls, values, "an arm"))
 
     def _store(self, name: str, values: ArrayLike) -> None:
         """Store values as a rounded, read-only array of the shape of the scores."""

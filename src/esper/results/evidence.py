@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from esper.errors import EvidenceError, did_you_mean
+from esper.config.checks import NonNegativeFloat, check
+from esper.errors import ConfigError, EvidenceError, did_you_mean
 from esper.results.arms import LEARNED, NO_GROWTH, Arm
 from esper.statistics import Interval, paired_interval
 from esper.storage.dataclass_json import read_json_values, to_json_values
@@ -67,10 +68,11 @@ class Evidence:
     """Its best episode, if it is known."""
 
     def __post_init__(self) -> None:
-        for name in ("price", "learned_price"):
-            price = getattr(self, name)
-            if price is not None and not (np.isfinite(price) and price >= 0.0):
-                raise EvidenceError(f"{name} is {price}; it must be at least 0 and finite.")
+        try:
+            for name in ("price", "learned_price"):
+                check(name, getattr(self, name), NonNegativeFloat | None)
+        except ConfigError as error:
+            raise EvidenceError(str(error)) from error
         names = [arm.name for arm in self.arms]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -134,9 +136,7 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return the evidence as plain values."""
-        best = None if self.best_host is None else asdict(self.best_host)
-        arms = [arm.to_json() for arm in self.arms]
-        return to_json_values(self) | {"arms": arms, "best_host": best}
+        return to_json_values(self)
 
     @classmethod
     def from_json(cls, values: object) -> Evidence:
@@ -145,13 +145,7 @@ class Evidence:
         Raises:
             EvidenceError: If something is missing, unknown or of another type.
         """
-        read = read_json_values(cls, values, "an entry")
-        read["arms"] = tuple(Arm.from_json(arm) for arm in read["arms"])
-        if read["best_host"] is not None:
-            read["best_host"] = BestHost(
-                **read_json_values(BestHost, read["best_host"], "the best host")
-            )
-        return cls(**read)
+        return read_json_values(cls, values)
 
     def arm(self, name: str) -> Arm:
         """Return the arm with a name.

@@ -34,34 +34,18 @@ def evidence_text(entries: Sequence[Evidence]) -> str:
 
 
 def read_evidence_file(path: Path) -> tuple[Evidence, ...]:
-    """Return the entries of a file with what :func:`evidence_text` returned.
+    """Return the entries of a file with what :func:`evidence_text` returned, without verdicts.
 
     Raises:
         OSError: If it cannot be read.
         EvidenceError: If it was not written by an evaluation, or has changed since.
     """
     try:
-        return read_evidence(read_hashed(path), name=str(path))
+        return _read_entries(parse_json(read_hashed(path)))
     except ValueError as error:
         raise EvidenceError(f"{path} cannot be read: {error}; run the evaluation again.") from error
-
-
-def read_evidence(text: str | bytes, *, name: str = "the file") -> tuple[Evidence, ...]:
-    """Return the entries from what :func:`evidence_text` returned; verdicts are not read.
-
-    Args:
-        text: Text of the file, or its bytes.
-        name: Name of the file, for error messages.
-
-    Raises:
-        EvidenceError: If the text was not written by an evaluation.
-    """
-    try:
-        return _read_entries(parse_json(text))
-    except ValueError as error:
-        raise EvidenceError(f"{name} cannot be read: {error}; run the evaluation again.") from error
     except EvidenceError as error:
-        raise EvidenceError(f"{name} cannot be read: {error}") from error
+        raise EvidenceError(f"{path} cannot be read: {error}") from error
 
 
 def _read_entries(values: object) -> tuple[Evidence, ...]:

@@ -64,7 +64,6 @@ from esper.simic.settings import (
 )
 from esper.simic.tensors import check_tensor, choose_device, to_device
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import from_nested
 
 if TYPE_CHECKING:
     from esper.simic.evaluation import Evaluated
@@ -555,7 +554,7 @@ class PPO:
     ) -> Path:
         """Save what :meth:`checkpoint_state` returned, now or before."""
         folder = CheckpointFolder(path, keep_last=keep_last)
-        folder.save(from_nested(state), step=state["num_timesteps"])
+        folder.save(state, step=state["num_timesteps"])
         return Path(path)
 
     def checkpoint_state(self) -> dict[str, Any]:

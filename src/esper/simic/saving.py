@@ -20,7 +20,6 @@ from esper.simic.schedules import Schedule
 from esper.simic.settings import SCHEDULED, PPOSettings
 from esper.simic.tensors import choose_device
 from esper.storage.checkpoint_folder import CheckpointFolder, step_of
-from esper.storage.state import to_nested
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
@@ -52,7 +51,7 @@ def read_folder(path: str | os.PathLike[str]) -> dict[Any, Any]:
         raise CheckpointError(
             f"{path} is one checkpoint; pass the folder it is in, {folder.parent}."
         )
-    return to_nested(CheckpointFolder(path).latest().state)
+    return CheckpointFolder(path).latest().state
 
 
 def state_of(model: PPO, *, is_resumable: bool) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.errors import CheckpointError, OtherVersionError
 from esper.storage.files import Pieces, make_folder, parse_json, storage_errors
 from esper.storage.saved_folder import MANIFEST_FILE, FolderKind
-from esper.storage.state import FACTS_FILE, TENSORS_FILE, State, decode, encode
+from esper.storage.state import TENSORS_FILE, TREE_FILE, State, decode, encode
 from esper.version import __version__
 
 ABOUT_FILE = "checkpoint.json"
-CHECKPOINT = FolderKind("checkpoint", (TENSORS_FILE, FACTS_FILE, ABOUT_FILE), CheckpointError)
+CHECKPOINT = FolderKind("checkpoint", (TENSORS_FILE, TREE_FILE, ABOUT_FILE), CheckpointError)
 
 _NAME = re.compile(r"step-([0-9]{9,})")
 
@@ -42,7 +42,7 @@ class CheckpointWarning(UserWarning):
 class Loaded:
     """A checkpoint that was read and verified."""
 
-    state: State
+    state: dict[Any, Any]
     """The saved state."""
 
     step: int
@@ -52,7 +52,7 @@ class Loaded:
     """Its folder."""
 
     about: dict[str, Any]
-    """When and how it was saved: step, is_best, created, made_with and devices."""
+    """When and how it was saved: step, is_best, created and made_with."""
 
     skipped: tuple[Path, ...] = ()
     """Folders of newer checkpoints that were skipped because they are damaged."""
@@ -97,7 +97,6 @@ class CheckpointFolder:
             "is_best": bool(is_best),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "made_with": _environment(),
-            "devices": sorted({tensor.device.type for tensor in state.tensors.values()}),
         }
         files[ABOUT_FILE] = json.dumps(about, indent=1).encode("ascii")
         path = self.path / _name_of(step)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, cast, get_args, get_origin
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -12,25 +13,27 @@ from esper.arrays import Floats
 from esper.config.checks import check, types_of
 from esper.errors import ConfigError, EvidenceError, did_you_mean, shown
 
-
-def to_json_values(one: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as JSON values, arrays and tuples as lists."""
-    return {field.name: _json_value(getattr(one, field.name)) for field in fields(one)}
+T = TypeVar("T")
 
 
-def read_json_values(kind: type[Any], values: object, what: str) -> dict[str, Any]:
-    """Return the arguments of a dataclass from the result of :func:`to_json_values`.
+def to_json_values(value: Any) -> Any:
+    """Return a dataclass, and what it holds, as JSON values: arrays and tuples as lists."""
+    if is_dataclass(value):
+        return {field.name: to_json_values(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, np.ndarray):
+        return cast("Any", value).tolist()
+    if isinstance(value, tuple):
+        return [to_json_values(one) for one in cast("tuple[Any, ...]", value)]
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
 
-    Fields that hold dataclasses themselves are returned as they were read.
 
-    Args:
-        kind: The dataclass; exactly its fields must be present.
-        values: As read from a file.
-        what: A name for error messages.
+def read_json_values(kind: type[T], values: object) -> T:
+    """Return the dataclass that :func:`to_json_values` was given.
 
     Raises:
         EvidenceError: If a field is missing, unknown or of another type.
     """
+    what = kind.__name__
     if not isinstance(values, dict):
         raise EvidenceError(f"{what} is {shown(values)}; it must be a JSON object.")
     read, known = cast("dict[str, Any]", values), types_of(kind)
@@ -44,16 +47,20 @@ def read_json_values(kind: type[Any], values: object, what: str) -> dict[str, An
         if name not in read:
             raise EvidenceError(f"{what} has no field {name!r}; the file is incomplete.")
     try:
-        return {name: _checked(f"{name} of {what}", read[name], known[name]) for name in known}
+        return kind(**{name: _read(f"{what}.{name}", read[name], known[name]) for name in known})
     except ConfigError as error:
         raise EvidenceError(str(error)) from error
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+def _read(name: str, value: Any, kind: Any) -> Any:
     if kind == Floats:
         return _numbers(name, value)
-    if any(map(is_dataclass, get_args(kind))):
-        kind = list if get_origin(kind) is tuple else Mapping[str, Any] | None
+    for inner in (kind, *get_args(kind)):
+        if is_dataclass(inner) and isinstance(inner, type):
+            if isinstance(value, list):
+                return tuple(read_json_values(inner, one) for one in cast("list[Any]", value))
+            is_none = value is None and NoneType in get_args(kind)
+            return None if is_none else read_json_values(inner, value)
     return check(name, value, kind)
 
 
@@ -67,13 +74,3 @@ def _numbers(name: str, value: object) -> Floats:
             f"{name} is {shown(cast(object, value))}; it must be an array of numbers."
         )
     return array.astype(np.float64)
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return cast("Any", value).tolist()
-    if isinstance(value, tuple):
-        return list(cast("tuple[Any, ...]", value))
-    if isinstance(value, Mapping):
-        return dict(cast("Mapping[str, Any]", value))
-    return value

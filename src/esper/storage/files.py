@@ -51,7 +51,7 @@ def replacing(path: Path, *, mode: int = 0o644) -> Generator[Path]:
         os.fsync(handle)
         os.chmod(temporary, mode)
         os.replace(temporary, path)
-        flush_folder(path.parent)
+        flush(path.parent)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
@@ -60,21 +60,25 @@ def replacing(path: Path, *, mode: int = 0o644) -> Generator[Path]:
         os.close(handle)
 
 
-def remove_stale(path: Path) -> int:
-    """Remove the temporary files of a file whose processes are dead; return how many.
+def remove_stale(path: Path, ending: str = "") -> int:
+    """Remove the temporary files of a path whose processes are dead; return how many.
 
     A process locks its temporary file, so one that can be locked belongs to nobody.
+
+    Args:
+        path: The file or folder that they were to become.
+        ending: How their names end.
     """
-    pattern = re.compile(re.escape(f".{path.name}-") + "[a-z0-9_]{8}")
+    pattern = re.compile(re.escape(f".{path.name}-") + "[a-z0-9_]{8}" + re.escape(ending))
     n_removed = 0
     with suppress(FileNotFoundError), os.scandir(path.parent) as entries:
         found = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
         for place in found:
             with suppress(OSError):  # locked, or another process was faster, or not ours
-                handle = os.open(place, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(place)
+                    (shutil.rmtree if os.path.isdir(place) else os.unlink)(place)
                     n_removed += 1
                 finally:
                     os.close(handle)
@@ -253,7 +257,7 @@ def creating_folder(path: Path) -> Generator[Path]:
         FileExistsError: If it exists when the temporary folder is complete.
     """
     make_folder(path.parent)
-    _remove_stale_folders(path)
+    remove_stale(path, _UNFINISHED)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=_UNFINISHED, dir=path.parent))
     handle = os.open(temporary, os.O_RDONLY)
     try:
@@ -263,13 +267,13 @@ def creating_folder(path: Path) -> Generator[Path]:
         for folder, _, names in os.walk(temporary):
             for name in names:
                 os.chmod(os.path.join(folder, name), 0o644)
-                _flush_file(Path(folder, name))
+                flush(Path(folder, name))
         os.fsync(handle)
         if os.path.lexists(path):  # a rename would replace an empty folder
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         os.chmod(temporary, 0o755)
         os.rename(temporary, path)
-        flush_folder(path.parent)
+        flush(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -280,31 +284,8 @@ def creating_folder(path: Path) -> Generator[Path]:
 _UNFINISHED = ".unfinished"
 
 
-def _remove_stale_folders(path: Path) -> None:
-    """Remove the temporary folders of a folder whose processes are dead."""
-    pattern = re.compile(re.escape(f".{path.name}-") + "[a-z0-9_]{8}" + re.escape(_UNFINISHED))
-    with os.scandir(path.parent) as entries:
-        found = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
-    for place in found:
-        with suppress(OSError):  # locked, or another process was faster, or not ours
-            handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)
-            finally:
-                os.close(handle)
-
-
-def _flush_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def flush_folder(path: Path) -> None:
-    """Flush a folder's list of entries to disk."""
+def flush(path: Path) -> None:
+    """Flush a file, or a folder's list of entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -318,4 +299,4 @@ def make_folder(path: Path) -> None:
         return
     make_folder(path.parent)
     os.mkdir(path)
-    flush_folder(path.parent)
+    flush(path.parent)

@@ -139,6 +139,12 @@ class TaskDraw(Settings):
         return f"TaskDraw({', '.join(parts)})"
 
 
+def log_uniform(rng: np.random.Generator, minimum: float, maximum: float) -> float:
+    """Return a number in [minimum, maximum] whose logarithm is uniform."""
+    drawn = math.exp(rng.uniform(math.log(minimum), math.log(maximum)))
+    return min(max(drawn, minimum), maximum)  # exp(log(x)) can be off by one rounding.
+
+
 def stratified_split(
     labels: NDArray[np.integer], sizes: Sequence[int], *, seed: int
 ) -> list[NDArray[np.int64]]:

@@ -23,9 +23,8 @@ from esper.config.checks import require_choice
 from esper.config.growth import Budget, CNNHostConfig, GrowthConfig, MLPHostConfig, PopulationConfig
 from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
-from esper.tasks.data import TaskData, TaskDraw
+from esper.tasks.data import TaskData, TaskDraw, log_uniform
 from esper.tasks.digits import digit_splits, standard_digits
-from esper.tasks.sampling import log_uniform
 from esper.tasks.task import Task
 
 N_DIGITS = (4, 10)

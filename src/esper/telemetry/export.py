@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from esper.storage.files import make_folder, replacing, storage_errors
 from esper.telemetry.reader import open_run
@@ -37,9 +35,8 @@ def export_csv(run_dir: str | os.PathLike[str], folder: str | os.PathLike[str]) 
             ):
                 writer = csv.writer(file)
                 writer.writerow(column.name for column in all_columns_of(kind))
-                writer.writerows(map(_as_text, telemetry.stream_values(kind)))
+                writer.writerows(
+                    [one.hex() if isinstance(one, bytes) else one for one in row]
+                    for row in telemetry.stream_values(kind)
+                )
     return paths
-
-
-def _as_text(values: Iterable[Any]) -> list[Any]:
-    return [value.hex() if isinstance(value, bytes) else value for value in values]

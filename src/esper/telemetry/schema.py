@@ -147,10 +147,9 @@ def stored_columns(records: RecordColumns) -> list[Sequence[Any]]:
 
 
 @cache
-def insert_sql(kind: RecordType, n_rows: int = 1) -> str:
-    """Return the statement that inserts rows of a record type, each starting with its key."""
-    row = f"({', '.join('?' * (len(columns_of(kind)) + 1))})"
-    return f'INSERT INTO "{kind.table}" VALUES {", ".join([row] * n_rows)}'
+def insert_sql(kind: RecordType) -> str:
+    """Return the statement that inserts a row of a record type, starting with its key."""
+    return f'INSERT INTO "{kind.table}" VALUES ({", ".join("?" * (len(columns_of(kind)) + 1))})'
 
 
 def key_of(kind: RecordType) -> str:

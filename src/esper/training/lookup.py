@@ -19,7 +19,6 @@ from esper.lifecycle.stages import Stage
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.controller_folder import locate_controller
 from esper.storage.run_folder import RunFolder
-from esper.storage.state import split
 from esper.tamiyo import (
     Controller,
     SavedController,
@@ -179,9 +178,8 @@ def controller_of(run: Run) -> SavedController:
     run.require_learning()
     loaded = CheckpointFolder(run.folder.checkpoints).latest(resumes=False)
     require_saved_config(run.config, loaded.state)
-    parts = split(loaded.state)
-    best = parts["best_policy"]
-    if not best.tensors and loaded.skipped:
+    best = loaded.state["best_policy"]
+    if not best["weights"] and loaded.skipped:
         skipped = ", ".join(path.name for path in loaded.skipped)
         again = f"delete {run.folder.summary_file} and " if run.is_complete else ""
         raise CheckpointError(
@@ -189,21 +187,20 @@ def controller_of(run: Run) -> SavedController:
             f"{loaded.path.name} is from before the first evaluation; restore a copy, or {again}"
             f"train again from there: {run.resume_command}"
         )
-    if not best.tensors:
+    if not best["weights"]:
         raise RunError(
             f"run {run.name!r} has no controller yet; its first evaluation is after round "
             f"{run.config.evaluation.eval_freq}."
         )
-    facts = best.facts
-    require_observations(facts, run.name)
-    growth = facts["growth"]
+    require_observations(best, run.name)
+    growth = best["growth"]
     # The units of the policy's values, unless they are discounted.
-    scale = dict(facts["returns"]) if run.config.ppo.gamma == 1.0 else {}
+    scale = dict(best["returns"]) if run.config.ppo.gamma == 1.0 else {}
     return SavedController(
         name=run.name,
-        weights=best.tensors,
+        weights=best["weights"],
         policy=run.config.policy,
-        blueprints=tuple(facts["blueprints"]),
+        blueprints=tuple(best["blueprints"]),
         deterministic=run.config.evaluation.deterministic,
         budget=run.config.budget,
         growth=None if growth is None else GrowthConfig(**growth),

@@ -1,14 +1,21 @@
-"""Passing a run's records to its telemetry and to other watchers."""
+"""A run's records and progress, on their way to its telemetry and to other watchers."""
 
 from __future__ import annotations
 
+import json
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from esper.config.run import RunConfig
 from esper.errors import EsperError
+from esper.progress import ProgressBar, ShowProgress
+from esper.storage.files import write_atomic
 from esper.telemetry import TelemetryWriter
-from esper.telemetry.records import Record, RecordColumns, StepRecord
+from esper.telemetry.records import Record, RecordColumns, RoundRecord, StepRecord
 from esper.telemetry.sinks import Sink
 
 
@@ -87,3 +94,109 @@ class RecordOutput:
                 warnings.warn(
                     f"{name} failed and gets no more records: {error!r}", RuntimeWarning, 3
                 )
+
+
+WRITE_SECONDS = 1.0
+"""Shortest time between two writes of the same trial's progress."""
+
+
+class ActivityFile:
+    """Keeps the progress of lessons and trials in a file, which exists only during them.
+
+    A disk that cannot be written must not end a run, so errors are ignored.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._written: tuple[str, str, float] | None = None
+        self._remove()  # a killed process may have left it
+
+    def write(self, record: Record) -> None:
+        """Remove the file: a record ends the trial before it."""
+        self._clear()
+
+    def watch_step(self, step: int) -> None:
+        """Remove the file: the trial is over when hosts take steps."""
+        self._clear()
+
+    def watch_trial(self, trial: TrialProgress) -> None:
+        """Write the progress of a trial, unless that was done less than a second ago."""
+        now = self._clock()
+        if self._written is not None:
+            purpose, arm, moment = self._written
+            if (purpose, arm) == (trial.purpose, trial.arm) and now - moment < WRITE_SECONDS:
+                return
+        self._written = (trial.purpose, trial.arm, now)
+        with suppress(OSError):
+            write_atomic(self._path, json.dumps(asdict(trial)))
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._written is not None:
+            self._written = None
+            self._remove()
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+class RunProgress:
+    """Moves a bar by a run's steps and trials, from the start again in each phase."""
+
+    def __init__(self, bar: ProgressBar, config: RunConfig) -> None:
+        self._bar, self._config = bar, config
+        self._step, self._details, self._phase = 0, "", "rounds"
+
+    def write(self, record: Record) -> None:
+        """Take the return of a round that is done."""
+        if isinstance(record, RoundRecord) and record.ep_rew_mean is not None:
+            self._details = f", return {record.ep_rew_mean:.3f}"
+
+    def watch_step(self, step: int) -> None:
+        """Take the run's step that all environments have taken."""
+        self._step = step
+        self._show_round("training")
+
+    def watch_trial(self, trial: TrialProgress) -> None:
+        """Take the progress of lessons or of a trial on held-out hosts."""
+        arm = trial.arm.replace("-", " ")
+        hosts = f"{arm} on {trial.n_hosts} held-out hosts"
+        if trial.purpose == "lessons":
+            source = f", from {trial.n_hosts:,} hosts grown by every schedule"
+            self._show("lessons", "lessons before round 1", trial.share, source)
+        elif trial.purpose == "final":
+            share = (trial.number - 1 + trial.share) / trial.n_trials
+            self._show("comparison", "comparing controllers", share, f", {hosts}")
+        else:
+            self._show_round("evaluating", f", {hosts}, {trial.share:.0%}")
+
+    def close(self) -> None:
+        """Do nothing; the context closes the bar."""
+
+    def _show_round(self, work: str, details: str = "") -> None:
+        rounds, n_steps = self._config.rounds, self._config.n_steps
+        number = min(rounds, self._step // n_steps + 1)
+        share = min(1.0, self._step / (rounds * n_steps))
+        about = f", round {number} of {rounds}{details or self._details}"
+        self._show("rounds", work, share, about)
+
+    def _show(self, phase: str, work: str, share: float, details: str) -> None:
+        if phase != self._phase:
+            self._bar.restart()
+            self._phase = phase
+        self._bar.show(work, share, details)
+
+
+@contextmanager
+def shown_run(wanted: ShowProgress, config: RunConfig) -> Generator[list[Sink]]:
+    """Show a run inside the context; yields the watchers to pass to it.
+
+    Raises:
+        ConfigError: If ``wanted`` is neither True, False nor ``"auto"``.
+    """
+    with ProgressBar(wanted, title="training") as bar:
+        yield [RunProgress(bar, config)] if bar.is_shown else []

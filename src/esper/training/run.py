@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import RunConfig
 from esper.errors import ConfigError, EsperError, RunError, TelemetryError
-from esper.formatting import curve_svg, html_lines, html_table, number
+from esper.formatting import html_lines, html_table, number
 from esper.invocation import program
 from esper.results.evidence import Evidence
 from esper.results.files import read_summary
@@ -56,9 +56,11 @@ class Run:
 
     def _repr_html_(self) -> str:
         table = html_table(_HEADERS, [self.cells()], n_left=3)
+        from esper.dashboard.figures import figure_html, plot_curve
+
         try:
             returns = self.metrics().get("rollout/ep_rew_mean")
-            curve = "" if returns is None else curve_svg(returns.values, "return by round")
+            curve = "" if returns is None else figure_html(lambda: plot_curve(returns, "return"))
             summary = self.summary
         except EsperError as error:
             return table + html_lines([str(error)])

@@ -34,29 +34,25 @@ from esper.results.evidence import BestHost, Evidence, make_evidence
 from esper.results.files import write_summary
 from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, Loaded
 from esper.storage.run_folder import RunFolder
-from esper.storage.state import split
 from esper.tasks import Task
 from esper.telemetry import TelemetryWarning, TelemetryWriter
 from esper.telemetry.damage import set_aside
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
-from esper.training.activity import ActivityFile
-from esper.training.output import RecordOutput, TrialProgress
-from esper.training.progress import shown_run
+from esper.training.output import ActivityFile, RecordOutput, TrialProgress, shown_run
 from esper.training.records import evaluation_record
 from esper.training.run import Run
 from esper.training.setup import make_run_task, require_room, resolve_task
-from esper.training.signals import signals_ask
+from esper.training.signals import Stopped, StopRequest, signals_ask
 from esper.training.state import Progress, require_saved_config
-from esper.training.stopping import Stopped, StopRequest
 from esper.training.trainer import Trainer
 from esper.training.trials import (
     TRIAL_SEED,
     MakeController,
-    MakeFixed,
-    MakeLearned,
-    MakeNamed,
     Trials,
+    make_fixed,
+    make_learned,
+    make_named,
 )
 from esper.training.worker_pool import Pool
 from esper.training.workers import describe_pool, make_pool
@@ -136,10 +132,10 @@ def _show_share(output: RecordOutput, trial: TrialProgress, share: float) -> Non
 
 def _controller_maker(trainer: Trainer, arm: str) -> MakeController:
     if arm == "fixed":
-        return MakeFixed(tuple(trainer.parts.progress.fixed_stops))
+        return partial(make_fixed, list(trainer.parts.progress.fixed_stops))
     if arm != LEARNED:
-        return MakeNamed(arm)
-    return MakeLearned(trainer.config, trainer.parts.best_policy)
+        return partial(make_named, arm)
+    return partial(make_learned, trainer.config, trainer.parts.best_policy)
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -372,7 +368,7 @@ def _load(checkpoints: CheckpointFolder, writer: TelemetryWriter) -> Loaded | No
 
 def _telemetry_position(loaded: Loaded) -> int:
     """Return how many records had been written when a checkpoint was saved."""
-    return split(loaded.state)["progress"].facts["telemetry_position"]
+    return loaded.state["progress"]["telemetry_position"]
 
 
 @contextmanager
@@ -386,7 +382,7 @@ def _session(
     """Record that this process works on the run, what was wrong before, and how it ends."""
     first_round, message = 1, None
     if loaded is not None:
-        first_round = split(loaded.state)["progress"].facts["round"] + 1
+        first_round = loaded.state["progress"]["round"] + 1
         message = f"Resumed from {loaded.path.name}."
         if loaded.skipped:
             message += f" Skipped damaged checkpoints: {', '.join(p.name for p in loaded.skipped)}."

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
 from esper.simic.rollout import VectorCollector
 from esper.simic.stopwatch import Stopwatch
-from esper.storage.state import State, from_bytes, merge, split, to_bytes, to_nested
+from esper.storage.state import State, from_bytes, to_bytes
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
 from esper.telemetry.records import RecordColumns
@@ -107,7 +106,7 @@ class GrowthShard:
 
     def set_weights(self, weights: State) -> None:
         """Act with these weights from now on."""
-        self._agent.load_weights(to_nested(weights))
+        self._agent.load_weights(dict(weights))
 
     def collect(self, n_steps: int, position: Position, *, is_last: bool) -> Chunk:
         """Take steps; ``is_last`` says that the round ends with them."""
@@ -132,25 +131,19 @@ class GrowthShard:
 
     def save(self) -> State:
         """Return everything that the next step depends on, except the weights."""
-        envs = self.envs.state_dict()
-        return merge(
-            {
-                "envs": State(envs["tensors"], envs["facts"]),
-                "collector": State(self._collector.state_dict()),
-                "tally": State(self._tally.state_dict()),
-                "actions": State({"generator": self._agent.generator.get_state()}),
-            }
-        )
+        return {
+            "envs": self.envs.state_dict(),
+            "collector": self._collector.state_dict(),
+            "tally": self._tally.state_dict(),
+            "generator": self._agent.generator.get_state(),
+        }
 
     def load(self, state: State) -> None:
         """Continue from what :meth:`save` returned."""
-        parts = split(state)
-        envs: dict[str, Any] = vars(parts["envs"])
-        self.envs.load_state_dict(envs)
-        self._tally.load_state_dict(parts["tally"].tensors)
-        self._collector.load_state_dict(parts["collector"].tensors)
-        generator: Tensor = parts["actions"].tensors["generator"]
-        self._agent.generator.set_state(generator)
+        self.envs.load_state_dict(state["envs"])
+        self._tally.load_state_dict(state["tally"])
+        self._collector.load_state_dict(state["collector"])
+        self._agent.generator.set_state(state["generator"])
 
     def _step(self, position: dict[str, int]) -> list[RecordColumns]:
         """Take one step and return its records."""

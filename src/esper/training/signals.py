@@ -1,4 +1,4 @@
-"""Turning signals into requests to stop: finish the step, save, then exit.
+"""Requests to stop a run, honored before the next step, and the signals that make them.
 
 A second signal only repeats the message. A third exits at once, which loses what is not saved and
 damages nothing.
@@ -12,16 +12,38 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from esper.training.stopping import StopRequest
 
 INTERRUPTED = 130
 """Exit code of an interrupted process."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request an exit: Ctrl-C, another process, a closed terminal."""
+
+
+class StopRequest:
+    """A request to stop that anything may make, including a signal handler."""
+
+    def __init__(self, *, tell: Callable[[str], None] | None = None) -> None:
+        """Create a request that has not been made yet.
+
+        Args:
+            tell: Shows the response to a signal; by default it is a line on stderr.
+        """
+        self.reason: str | None = None
+        self.tell = tell
+
+    def ask(self, reason: str) -> None:
+        """Ask for a stop; the first reason is kept."""
+        self.reason = self.reason or reason
+
+    def check(self) -> None:
+        """Raise :class:`Stopped` if a stop was asked for."""
+        if self.reason is not None:
+            raise Stopped(self.reason)
+
+
+class Stopped(Exception):  # noqa: N818 - control flow, not an error
+    """Raised where a requested stop takes effect."""
 
 
 @contextmanager

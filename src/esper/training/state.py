@@ -13,7 +13,7 @@ from esper.config.toml import read_toml, write_toml
 from esper.errors import CheckpointError, EsperError
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
-from esper.storage.state import State, from_nested, merge, split, to_nested
+from esper.storage.state import State
 from esper.tamiyo.policy.observations import VERSION
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.training.records import RoundTally
@@ -113,25 +113,22 @@ class RunParts:
 
     def save(self) -> State:
         """Return a state from which :meth:`load` continues bit for bit."""
-        shards = {f"shard-{number}": state for number, state in enumerate(self.rollout.save())}
-        # What a controller needs besides its weights and the settings of the run.
-        controller: dict[str, Any] = {
-            "observations": VERSION,
-            "blueprints": list(self.slot_config.blueprints),
-            "growth": None if self.growth is None else asdict(self.growth),
-            "returns": self.best_returns,
+        return {
+            "agent": self.agent.state_dict(),
+            "shards": self.rollout.save(),
+            "buffer": self.buffer.state_dict(),
+            "tally": None if self.tally is None else self.tally.state_dict(),
+            # All that a controller needs besides the settings of the run.
+            "best_policy": {
+                "weights": dict(self.best_policy),
+                "observations": VERSION,
+                "blueprints": list(self.slot_config.blueprints),
+                "growth": None if self.growth is None else asdict(self.growth),
+                "returns": self.best_returns,
+            },
+            "progress": asdict(self.progress),
+            "config": write_toml(self.config),
         }
-        return merge(
-            {
-                "agent": from_nested(self.agent.state_dict()),
-                **shards,
-                "buffer": State(self.buffer.state_dict()),
-                "tally": State({} if self.tally is None else self.tally.state_dict()),
-                "best_policy": State(dict(self.best_policy), controller),
-                "progress": State({}, asdict(self.progress)),
-                "config": State({}, {"toml": write_toml(self.config)}),
-            }
-        )
 
     def load(self, state: State) -> None:
         """Continue from what :meth:`save` returned.
@@ -140,20 +137,18 @@ class RunParts:
             CheckpointError: If the state is incomplete or belongs to another run.
         """
         try:
-            parts = split(state)
-            _require_same_config(self.config, parts["config"].facts["toml"])
-            self.agent.load_state_dict(to_nested(parts["agent"]))
-            self.buffer.load_state_dict(parts["buffer"].tensors)
+            require_saved_config(self.config, state)
+            self.agent.load_state_dict(state["agent"])
+            self.buffer.load_state_dict(state["buffer"])
             self.tally = RoundTally(self.config.envs) if self.buffer.is_full else None
             if self.tally is not None:
-                self.tally.load_state_dict(parts["tally"].tensors)
-            best = parts["best_policy"]
-            self.best_policy = dict(best.tensors)
-            self.best_returns = dict(best.facts["returns"])
+                self.tally.load_state_dict(state["tally"])
+            best = state["best_policy"]
+            self.best_policy = dict(best["weights"])
+            self.best_returns = dict(best["returns"])
             for one in fields(self.progress):
-                setattr(self.progress, one.name, parts["progress"].facts[one.name])
-            shards = [state for name, state in parts.items() if name.startswith("shard-")]
-            self.rollout.load(shards, self.position)
+                setattr(self.progress, one.name, state["progress"][one.name])
+            self.rollout.load(state["shards"], self.position)
         except CheckpointError:
             raise
         except (EsperError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -170,12 +165,8 @@ def require_saved_config(config: RunConfig, state: State) -> None:
     Raises:
         CheckpointError: Naming the first setting that differs.
     """
-    _require_same_config(config, split(state)["config"].facts["toml"])
-
-
-def _require_same_config(config: RunConfig, saved: str) -> None:
     now = _leaves(asdict(config))
-    then = _leaves(asdict(read_toml(saved, source="the checkpoint's settings")))
+    then = _leaves(asdict(read_toml(state["config"], source="the checkpoint's settings")))
     for path in sorted(now.keys() | then.keys()):
         if path.partition(".")[0] not in MAY_CHANGE and now.get(path) != then.get(path):
             raise CheckpointError(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from esper.arrays import Integers
 from esper.environment import GrowthVectorEnv
@@ -125,13 +124,10 @@ class StepRecorder:
     def _probabilities(self, step: CollectedStep) -> list[bytes]:
         """Return the packed probabilities of all choices, ``[E]``."""
         values = self._policy.probabilities(step.decision)
-        legal = self._concatenate_heads(step.decision.legal)
+        # Masks are padded to the widest head, and probabilities are not.
+        heads = [step.decision.legal[:, k, :size] for k, size in enumerate(self._spec.sizes)]
+        legal = torch.cat(heads, dim=1)
         return pack_probabilities(values.cpu().numpy(), legal.cpu().numpy())
-
-    def _concatenate_heads(self, legal: Tensor) -> Tensor:
-        """Return padded masks ``[E, H, K]`` without padding, ``[E, P]``."""
-        heads = [legal[:, head, :size] for head, size in enumerate(self._spec.sizes)]
-        return torch.cat(heads, dim=1)
 
     def _joint_log_probs(self, step: CollectedStep) -> NDArray[np.float64]:
         """Return the log-probability ``[E]`` of each action, over the heads that its op reads."""

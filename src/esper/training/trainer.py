@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from time import perf_counter
 
@@ -17,7 +18,7 @@ from esper.simic.recording import update_record
 from esper.simic.schedules import interpolate
 from esper.simic.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
-from esper.storage.state import State, from_nested
+from esper.storage.state import State
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
@@ -31,9 +32,9 @@ from esper.training.records import (
 )
 from esper.training.setup import make_agent, make_run_task
 from esper.training.shards import ShardedRollout, join_tallies, plan_shards
+from esper.training.signals import Stopped, StopRequest
 from esper.training.state import RunParts
-from esper.training.stopping import Stopped, StopRequest
-from esper.training.trials import MakeFixed, MakeLearned, MakeNamed, Trials
+from esper.training.trials import Trials, make_fixed, make_learned, make_named
 from esper.training.worker_pool import OnShare, Pool
 
 MAX_REFUSALS = 3
@@ -156,7 +157,7 @@ class Trainer:
         """Record the run, and evaluate no growth and the fixed schedule."""
         self._describe_run()
         progress = self.parts.progress
-        make = MakeNamed(NO_GROWTH)
+        make = partial(make_named, NO_GROWTH)
         plain = self._run_baseline(NO_GROWTH, lambda trials, show: trials.run(make, show)[0])
         progress.no_growth_score = float(plain.scores.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
@@ -195,7 +196,7 @@ class Trainer:
         """Choose when the fixed schedule stops, and run it."""
         stops = trials.find_stops(lambda share: show(share / 2))
         self.parts.progress.fixed_stops = stops
-        return trials.run(MakeFixed(tuple(stops)), lambda share: show(0.5 + share / 2))[0]
+        return trials.run(partial(make_fixed, stops), lambda share: show(0.5 + share / 2))[0]
 
     def _run_round(self) -> None:
         """Fill the rest of the buffer, update the policy and record the round."""
@@ -299,7 +300,7 @@ class Trainer:
         """Evaluate the policy on held-out hosts; keep it if it is the best so far."""
         parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
         self.stop.check()
-        learned = MakeLearned(self.config, parts.policy.state_dict())
+        learned = partial(make_learned, self.config, parts.policy.state_dict())
         results, seconds = self._run_trial(
             "learned", lambda trials, show: trials.run(learned, show)[0]
         )
@@ -361,7 +362,7 @@ class Trainer:
 
     def _send_weights(self) -> None:
         """Let the hosts of the next steps be grown by the policy as it is now."""
-        self.parts.rollout.set_weights(from_nested(self.parts.agent.weights()))
+        self.parts.rollout.set_weights(self.parts.agent.weights())
 
     def _run_trial(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
         """Return the results of a trial on the hosts of evaluations, and the seconds it took."""

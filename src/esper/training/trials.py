@@ -26,7 +26,7 @@ from esper.tamiyo import Controller, FixedSchedule, LearnedController, Planting,
 from esper.tamiyo.controllers.controller import rank_blueprints
 from esper.tasks import Task
 from esper.training.setup import make_policy, make_task_of_worker, make_trial_envs, split_evenly
-from esper.training.stopping import StopRequest
+from esper.training.signals import StopRequest
 from esper.training.worker_pool import Job, OnShare, Pool
 
 TRIAL_SEED = 0
@@ -41,41 +41,24 @@ MakeController = Callable[[GrowthVectorEnv, int], Controller]
 processes need one that can be pickled."""
 
 
-@dataclass(frozen=True)
-class MakeNamed:
-    """Makes a controller that has a name and learns nothing."""
-
-    name: str
-
-    def __call__(self, hosts: GrowthVectorEnv | GrowthEpisodes, _: object) -> Controller:
-        """Return the controller."""
-        return make_controller(self.name, hosts.layout)
+def make_named(name: str, hosts: GrowthVectorEnv | GrowthEpisodes, _: object) -> Controller:
+    """Return a controller that has a name and learns nothing."""
+    return make_controller(name, hosts.layout)
 
 
-@dataclass(frozen=True)
-class MakeFixed:
-    """Makes the fixed schedule."""
-
-    stops: tuple[int, ...]
-    """The epochs after which it stops the hosts of each design."""
-
-    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
-        """Return the schedule."""
-        return make_fixed(envs, self.stops[design])
+def make_fixed(stops: Sequence[int], envs: GrowthVectorEnv, design: int) -> FixedSchedule:
+    """Return the fixed schedule, given the epochs after which it stops the hosts of each design."""
+    plantings = plan_growth(envs.slot_config)
+    return FixedSchedule(envs.layout, plantings, finish_after=stops[design])
 
 
-@dataclass(frozen=True, eq=False)
-class MakeLearned:
-    """Makes the controller that a run has learned."""
-
-    config: RunConfig
-    weights: dict[str, Tensor]
-
-    def __call__(self, envs: GrowthVectorEnv, design: int) -> Controller:
-        """Return the controller."""
-        policy = make_policy(self.config, envs.slot_config)
-        policy.load_state_dict(self.weights)
-        return LearnedController(policy, deterministic=self.config.evaluation.deterministic)
+def make_learned(
+    config: RunConfig, weights: dict[str, Tensor], envs: GrowthVectorEnv, _: object
+) -> Controller:
+    """Return the controller that a run has learned."""
+    policy = make_policy(config, envs.slot_config)
+    policy.load_state_dict(weights)
+    return LearnedController(policy, deterministic=config.evaluation.deterministic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +248,6 @@ def plan_growth(slot_config: SlotConfig) -> tuple[Planting, ...]:
     return tuple(plantings)
 
 
-def make_fixed(envs: GrowthVectorEnv, stop: int) -> FixedSchedule:
-    """Return the schedule that stops after so many epochs, if finishing is allowed."""
-    return FixedSchedule(envs.layout, plan_growth(envs.slot_config), finish_after=stop)
-
-
 def returns_by_stop(envs: GrowthVectorEnv, *, seed: int, on_step: OnStep = ignore_step) -> Floats:
     """Return the return ``[T + 1, N]`` of stopping the schedule after 0, 1, 2, ... epochs.
 
@@ -291,7 +269,7 @@ def returns_by_stop(envs: GrowthVectorEnv, *, seed: int, on_step: OnStep = ignor
         found.append(growth.returns_if_stopped())
         on_step(actions, result)
 
-    steer_hosts(growth, make_fixed(envs, n_epochs), seed=seed, on_step=note)
+    steer_hosts(growth, make_fixed([n_epochs], envs, 0), seed=seed, on_step=note)
     n_left = n_epochs + 1 - len(found)  # all budgets were shorter
     returns = np.stack([*found, *found[-1:] * n_left])
     if may_finish.any():  # those that may not finish train on when the others stop

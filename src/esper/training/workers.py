@@ -70,16 +70,12 @@ def choose_pool(
         n_workers = workers or work.n_parts
         return RayPool(ray_address, n_workers, threads=work.threads, warm_up=work.warm_up)
     if workers is None:
-        workers = _gainful_workers(work)
+        workers = min(count_cores() // work.threads, work.n_parts)
+        if workers == 1 or work.env_steps < MIN_ENV_STEPS:
+            workers = 0  # nothing would be gained
     if workers == 0:
         return Pool()
     return ProcessPool(workers, threads=work.threads, warm_up=work.warm_up)
-
-
-def _gainful_workers(work: Workload) -> int:
-    """Return the number of workers that makes some work fastest."""
-    n_workers = min(count_cores() // work.threads, work.n_parts)
-    return n_workers if n_workers > 1 and work.env_steps >= MIN_ENV_STEPS else 0
 
 
 def make_pool(

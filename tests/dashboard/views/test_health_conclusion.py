@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from esper.dashboard.views.health_conclusion import Conclusion, HealthCounts, conclude
+from esper.dashboard.views.health import Conclusion, HealthCounts, conclude
 
 STEADY = [100.0] * 12
 

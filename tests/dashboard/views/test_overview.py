@@ -85,7 +85,7 @@ def test_the_headline_has_the_last_round_and_the_best_evaluation(tmp_path: Path)
         "last_return": [one.ep_rew_mean for one in rounds if one.ep_rew_mean is not None][-1],
         "best_return": best.ep_rew_mean,
         "fixed_return": 0.6,
-        "accuracy_gain": best.score_mean - 0.5,
+        "score_gain": best.score_mean - 0.5,
         "no_growth_score": 0.5,
         "host_parameters": best.host_parameters_mean,
         "seed_parameters": best.seed_parameters_mean,
@@ -109,11 +109,11 @@ def test_the_headline_of_a_done_run_is_its_final_comparison(tmp_path: Path) -> N
     assert found["is_final"]
     assert (found["best_return"], found["fixed_return"]) == (0.8, 0.75)
     assert found["no_growth_score"] == 0.7
-    assert found["accuracy_gain"] == pytest.approx(0.2)
+    assert found["score_gain"] == pytest.approx(0.2)
 
 
 def test_unknown_values_are_none(tmp_path: Path) -> None:
-    of_trials = ("best_return", "fixed_return", "accuracy_gain", "no_growth_score")
+    of_trials = ("best_return", "fixed_return", "score_gain", "no_growth_score")
     of_best = (
         "last_return",
         "refused_share",
@@ -144,4 +144,4 @@ def test_a_nan_score_has_no_gain(tmp_path: Path) -> None:
     broken = trial(2, "learned", is_best=True, score_mean=float("nan"), ep_rew_mean=float("inf"))
     with stored(tmp_path, [*RECORDS[:3], broken]) as telemetry:
         found = headline(telemetry)
-    assert (found["accuracy_gain"], found["best_return"]) == (None, None)
+    assert (found["score_gain"], found["best_return"]) == (None, None)

@@ -17,8 +17,7 @@ from tests.slow.browser.processes import Dashboard, dashboard
 
 from esper.storage.run_folder import RunFolder
 from esper.telemetry.records import EpisodeRecord, Record, RunRecord
-from esper.training.activity import ActivityFile
-from esper.training.output import TrialProgress
+from esper.training.output import ActivityFile, TrialProgress
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ from esper.config.growth import RewardForm
 from esper.dashboard.views.episode import named
 from esper.dashboard.views.run import names_of, run_of, settings_of
 from esper.dashboard.views.values import Row, finite
+from esper.formatting import span
 from esper.lifecycle.stages import Stage
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import RoundRecord
@@ -98,7 +99,8 @@ def _summarize(parts: list[LearnedPart]) -> str | None:
         for size, op in changes[:N_CHANGES]
         if abs(size) > N_ERRORS
     ]
-    since = f"Since rounds {_rounds(first)}, the controller's ops per episode"
+    rounds = span(first["first_round"], first["last_round"])
+    since = f"Since {rounds}, the controller's ops per episode"
     text = (
         f"{since} changed: {', '.join(words)}." if words else f"{since} are the same within noise."
     )
@@ -113,11 +115,6 @@ def _change(first: LearnedPart, last: LearnedPart, op: str) -> float:
     before, after = first["ops"].get(op, 0.0), last["ops"][op]
     error = math.sqrt(before / first["n_episodes"] + after / last["n_episodes"])
     return 0.0 if error == 0.0 else (after - before) / error
-
-
-def _rounds(part: LearnedPart) -> str:
-    first, last = part["first_round"], part["last_round"]
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def _part(telemetry: RunTelemetry, first: int, last: int) -> LearnedPart:

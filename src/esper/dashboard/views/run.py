@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml
-from esper.dashboard.views.presets import nearest_preset
 from esper.dashboard.views.values import Row, finite, gain, kept_points, rounded
+from esper.invocation import nearest_preset, training_command
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord
 
@@ -85,7 +85,7 @@ def overview(telemetry: RunTelemetry) -> Row:
         "task": run.task,
         "host": json.loads(run.host or "null"),
         "config_toml": run.config,
-        "preset": nearest_preset(run.config) if learns and grows else None,
+        "preset": _preset_of(run.config) if learns and grows else None,
         "created_at": run.created_at,
         "esper_version": run.esper_version,
         "n_envs": settings.envs,
@@ -98,11 +98,19 @@ def overview(telemetry: RunTelemetry) -> Row:
     }
 
 
+@lru_cache(maxsize=64)
+def _preset_of(text: str) -> Row:
+    """Return the preset nearest to settings: its name, what differs, and the command."""
+    config = _read_settings(text)
+    name, differs = nearest_preset(config)
+    return {"name": name, "differs": differs, "command": training_command(config)}
+
+
 NO_HEADLINE: Row = dict.fromkeys(
     (
         *("task", "task_options", "rounds_done", "rounds", "env_steps", "steps_per_second"),
         *("seconds", "refused_share", "illegal_share", "is_final", "last_return", "best_return"),
-        *("fixed_return", "accuracy_gain", "no_growth_score", "host_parameters"),
+        *("fixed_return", "score_gain", "no_growth_score", "host_parameters"),
         *("seed_parameters", "flops", "position"),
     )
 )
@@ -116,7 +124,7 @@ def headline(telemetry: RunTelemetry) -> Row:
     of the comparison at the end, on the test split; before it, they are those of the evaluation
     that selected the controller. Of the user's own training, parameters and FLOPs are the model's.
     ``refused_share`` and ``illegal_share`` are shares of all steps, ``last_return`` is the mean of
-    the last round in which episodes ended, and ``accuracy_gain`` the score minus that of the same
+    the last round in which episodes ended, and ``score_gain`` the score minus that of the same
     hosts with no growth.
     """
     with telemetry.snapshot():
@@ -157,7 +165,7 @@ def headline(telemetry: RunTelemetry) -> Row:
         }
     if best is not None:
         found["best_return"] = finite(best.ep_rew_mean)
-        found["accuracy_gain"] = gain(finite(best.score_mean), no_growth_score)
+        found["score_gain"] = gain(finite(best.score_mean), no_growth_score)
     if sized is not None:
         for name in ("host_parameters", "seed_parameters", "flops"):
             found[name] = finite(getattr(sized, f"{name}_mean"))

@@ -22,7 +22,7 @@ from esper.config.growth import Budget, CNNHostConfig, GPTHostConfig, MLPHostCon
 from esper.errors import TaskError
 from esper.formatting import many
 from esper.growth.hosts import HostMaker
-from esper.tasks.data import TaskData, TaskDraw
+from esper.tasks.data import TaskData, TaskDraw, log_uniform
 from esper.tasks.digits_family import GROWTH, draw_digits
 from esper.tasks.metrics import ACCURACY, RELATIVE_ERROR, Metric, bits_per_character
 from esper.tasks.prior import nuisances
@@ -35,7 +35,6 @@ from esper.tasks.prior.teachers import (
     teach_filters,
     teach_markov,
 )
-from esper.tasks.sampling import log_uniform
 from esper.tasks.task import Task
 
 SHARES: dict[str, float] = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.config.growth import MLP_ACTIVATIONS, CNNHostConfig, GPTHostConfig, MLPHostConfig
 from esper.growth.hosts import HostMaker
-from esper.tasks.sampling import log_uniform
+from esper.tasks.data import log_uniform
 
 MAX_SLOTS = 4
 N_FEATURES = (2, 64)
@@ -44,18 +44,16 @@ class Catalogue:
 @lru_cache(maxsize=1)
 def catalogue() -> Catalogue:
     """Return the 160 designs, which are the same everywhere."""
-    rng = np.random.Generator(np.random.PCG64(20))
+    rng, shares = np.random.Generator(np.random.PCG64(20)), list(N_OUTPUTS.values())
     return Catalogue(
-        classifiers=tuple(_mlp(rng, n_outputs=_draw_outputs(rng)) for _ in range(108)),
+        classifiers=tuple(
+            _mlp(rng, n_outputs=int(rng.choice(list(N_OUTPUTS), p=shares))) for _ in range(108)
+        ),
         regressors=tuple(_mlp(rng, n_outputs=1) for _ in range(28)),
         digit_classifiers=tuple(_mlp(rng, n_outputs=10, n_features=64) for _ in range(12)),
         image_classifiers=tuple(_cnn(rng) for _ in range(8)),
         token_predictors=tuple(_gpt(rng) for _ in range(4)),
     )
-
-
-def _draw_outputs(rng: np.random.Generator) -> int:
-    return int(rng.choice(list(N_OUTPUTS), p=list(N_OUTPUTS.values())))
 
 
 def _mlp(rng: np.random.Generator, *, n_outputs: int, n_features: int | None = None) -> HostMaker:

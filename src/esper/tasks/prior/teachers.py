@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.tasks.sampling import log_uniform
+from esper.tasks.data import log_uniform
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

@@ -79,7 +79,7 @@ export function RunFacts({ run, done = run.rounds_done, state = run.state, activ
       note=${`fixed schedule ${number(run.fixed_return)}`}>${number(run.best_return)}<//>
     <${Fact} name="gain in score" note=${`no growth ${number(run.no_growth_score)}`}
       title="The score minus that of the same hosts with no growth.">
-      <span class=${clearTone(run.score_gap)}>${signed(run.accuracy_gain)}</span><//>`}
+      <span class=${clearTone(run.score_gap)}>${signed(run.score_gain)}</span><//>`}
     ${grows && isNumber(run.refused_share) && html`<${CarriedOut} run=${run} />`}
     ${grows && html`<${Fact} name="parameters" note=${learns ? "host + seeds" : "given + grown"}>
       ${parameters(run.host_parameters, run.seed_parameters)}<//>

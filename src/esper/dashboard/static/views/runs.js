@@ -144,7 +144,7 @@ export function fixedGap(run) {
 
 /** Gives the score minus that of the same hosts with no growth, as well as it is known. */
 export function scoreGap(run) {
-  return run.score_gap ? run.score_gap.mean : (run.accuracy_gain ?? null);
+  return run.score_gap ? run.score_gap.mean : (run.score_gain ?? null);
 }
 
 function firstLine(text) {
