@@ -19,7 +19,6 @@ from torch import Tensor
 from esper.config.learning import NetworkConfig, PPOConfig
 from esper.errors import ConfigError, NoLegalActionError
 from esper.simic import PPO, ActionSpec, PPOAgent, tensors
-from esper.simic.agent import advantages as advantages_module
 from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy import distribution
 from esper.simic.policy.factory import make_policy
@@ -144,7 +143,6 @@ def test_the_tensor_path_gives_the_numbers_of_the_compiled_one(
         return [p.detach().clone() for p in agent.policy.parameters()], report
 
     compiled, report = run()
-    monkeypatch.setattr(advantages_module, "_kernel", None)
     monkeypatch.setattr(distribution, "_kernel", None)
     by_tensors, same = run()
     torch.testing.assert_close(compiled, by_tensors, atol=1e-6, rtol=1e-5)

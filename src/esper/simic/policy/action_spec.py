@@ -65,6 +65,12 @@ class ActionSpec:
         table = tuple(tuple(bool(entry) for entry in row) for row in self.relevance)
         object.__setattr__(self, "relevance", table)
         _check_relevance(table, self)
+        fields = (self.names, self.sizes, self.op_head, table, self.dims)
+        object.__setattr__(self, "_hash", hash(fields))
+
+    def __hash__(self) -> int:
+        # Kept, because tables of a specification are looked up in every minibatch.
+        return cast(int, vars(self)["_hash"])
 
     @classmethod
     def independent(
