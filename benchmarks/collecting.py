@@ -14,8 +14,8 @@ from esper.lifecycle.factored_actions import growth_action_spec
 from esper.simic import PPO
 from esper.simic.agent import PPOAgent
 from esper.simic.policy import RecurrentPolicy
+from esper.simic.policy.mask_reader import MaskReader
 from esper.simic.rollout import VectorCollector
-from esper.simic.rollout.actions import MaskReader
 from esper.simic.rollout.environments import LocalEnvironments
 from learning_environments import Recall
 from masks import SLOTS

@@ -23,7 +23,7 @@ from esper.simic.agent.advantages import estimate_advantages
 from esper.simic.policy import distribution
 from esper.simic.policy.factory import make_policy
 from esper.simic.policy.observations import ObservationSpec
-from tests.simic.helpers import fill, make_agent
+from tests.simic.helpers import fill, make_agent, pad_masks
 
 N_ENVS, N_STEPS = 4, 10
 VECTOR = spaces.Box(-1.0, 1.0, (5,))
@@ -81,7 +81,7 @@ def random_masks(spec: ActionSpec, generator: np.random.Generator) -> Any:
     heads = [torch.from_numpy(generator.random((N_ENVS, size)) < 0.7) for size in spec.sizes]
     for head in heads:
         head[:, 0] = True
-    return spec.pad_masks(heads)
+    return pad_masks(spec, heads)
 
 
 @pytest.mark.parametrize("name", CASES)

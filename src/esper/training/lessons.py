@@ -29,7 +29,8 @@ from esper.environment.runner import steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.simic.policy.action_spec import ActionSpec, relevance_table
 from esper.simic.policy.distribution import choices_beside, masked_log_softmax
-from esper.simic.policy.masks import LOWEST, as_choice_masks
+from esper.simic.policy.mask_reader import as_choice_masks
+from esper.simic.policy.masks import LOWEST
 from esper.tamiyo import Controller
 from esper.tamiyo.controllers.controller import NamedController
 from esper.tamiyo.controllers.price_schedule import SCHEDULES, follow

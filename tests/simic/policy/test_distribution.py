@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from torch import Tensor
 from torch.distributions import Categorical
 
 from esper.errors import (
@@ -25,10 +25,10 @@ from esper.lifecycle.stages import Stage
 from esper.simic.policy.action_spec import ActionSpec, all_choices
 from esper.simic.policy.distribution import draw_actions, masked_log_softmax
 from esper.simic.policy.heads import ActionHeads
+from esper.simic.policy.mask_reader import as_choice_masks
 from esper.simic.policy.masks import (
     ChoiceMasks,
     Condition,
-    as_choice_masks,
     layout_of,
 )
 from esper.tamiyo.policy.action_masks import compute_batch_masks

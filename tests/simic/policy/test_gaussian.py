@@ -8,7 +8,7 @@ from torch.distributions import Normal
 from esper.simic import ActionSpec
 from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import as_choice_masks
+from esper.simic.policy.mask_reader import as_choice_masks
 
 CPU = torch.device("cpu")
 

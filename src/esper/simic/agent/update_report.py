@@ -94,7 +94,7 @@ class EpochMeter:
 
     @torch.no_grad()
     def read_kl(self) -> float:
-        """Return approx_kl: the mean of (ratio - 1) - log(ratio) over heads and steps that mattered.
+        """Return approx_kl, the mean of ``r - 1 - log r`` over heads and steps that mattered.
 
         0 if every step was forced.
 

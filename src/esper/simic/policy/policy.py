@@ -20,7 +20,7 @@ from esper.simic import tensors
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.distribution import raise_unsound
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import MaskInput, as_choice_masks
+from esper.simic.policy.mask_reader import as_choice_masks
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size
 
 
@@ -141,7 +141,7 @@ class Policy(nn.Module, ABC):
     def act(
         self,
         observations: Observations,
-        masks: MaskInput,
+        masks: Any,
         state: Tensor,
         generator: torch.Generator | None,
     ) -> Decision:
