@@ -423,7 +423,7 @@ TASKS = {
     "masked knapsack": Task(make=Knapsack, steps=24_576, best=1.0, has_masks=True),
     "recall": Task(make=Recall, steps=24_576, best=1.0, needs_memory=True),
     "sequence": Task(make=Sequence, steps=49_152, best=3.0, needs_memory=True),
-    "corridor": Task(make=Corridor, steps=24_576, best=0.89, needs_memory=True),
+    "corridor": Task(make=Corridor, steps=49_152, best=0.89, needs_memory=True),
     "hidden velocities": Task(make=HiddenVelocities, steps=49_152, best=500.0, needs_memory=True),
     "masked recall": Task(
         make=MaskedRecall, steps=24_576, best=1.0, has_masks=True, needs_memory=True

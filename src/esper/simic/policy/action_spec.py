@@ -67,7 +67,7 @@ class ActionSpec:
 
     def __hash__(self) -> int:
         # Kept, because tables of a specification are looked up in every minibatch.
-        return cast(int, vars(self)["_hash"])
+        return self.__dict__["_hash"]
 
     @classmethod
     def independent(

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 
 from esper.simic.policy.action_spec import ActionSpec, all_choices
 from esper.simic.policy.distribution import draw_actions, masked_log_softmax
-from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
+from esper.simic.policy.gaussian import (
+    entropy,
+    log_density,
+    log_density_of_noise,
+    sum_by_head,
+)
 from esper.simic.policy.masks import ChoiceMasks, HeadLayout, layout_of
 from esper.simic.tensors import to_device
 
@@ -50,12 +55,12 @@ class ActionHeads(nn.Module):
             layout = self._layout(outputs.device)
             actions, log_probs, legal = draw_actions(layout, outputs, choices, generator)
             return actions, None, log_probs, legal
-        mean = outputs[:, self.n_logits :]
-        numbers = mean
+        numbers = mean = outputs[:, self.n_logits :]
+        noise = torch.zeros_like(mean)
         if generator is not None:
             noise = to_device(torch.randn(mean.shape, generator=generator), mean.device)
-            numbers = mean + self.log_std.exp() * noise
-        density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
+            numbers = torch.addcmul(mean, self.log_std.exp(), noise)
+        density = sum_by_head(log_density_of_noise(noise, self.log_std), self.spec.dims)
         if not self.n_logits:
             return choices.legal.new_zeros(len(mean), 0).long(), numbers, density, choices.legal
         logits = outputs[:, : self.n_logits]
