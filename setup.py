@@ -70,7 +70,6 @@ setup(
     else {},
     ext_modules=[
         kernel("esper.populations._vector_hosts"),
-        kernel("esper.simic.agent._advantages"),
         kernel("esper.simic.policy._draw"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

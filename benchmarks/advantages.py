@@ -1,11 +1,10 @@
-"""Advantages of a rollout, ``estimate_advantages``, against peers, a step loop and a plain copy."""
+"""Advantages of a rollout, ``estimate_advantages``, against peers and a loop over single steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from advantage_peers import (
@@ -24,19 +23,10 @@ from timing import Call, Effort, Timings, time_side_by_side
 GROUP = "advantages"
 SHAPES = ((4, 25), (16, 25), (16, 150), (128, 150), (1024, 128), (4096, 256))
 
-BOUND_FROM = 16 * 150
-"""Smallest number of entries with a target for the copy bound; below it a call is all overhead."""
-
 LOOP_SHAPE = (128, 150)
 LONGEST_LOOP_SECONDS = 20.0
 
-# Three floats and two flags are read for each entry, and two floats written.
-BYTES_PER_ENTRY = 3 * 4 + 2 * 1 + 2 * 4
-
 STEP_LOOP = "loop over single steps"
-CLONE = "clone() of the same bytes"
-COPY = "copy_() of the same bytes"
-HALF_COPY = "copy_() of half of them"
 
 
 def run(effort: Effort) -> list[Row]:
@@ -70,7 +60,7 @@ def _run_shape(n_envs: int, n_steps: int, effort: Effort) -> list[Row]:
         missing[STEP_LOOP] = f"skipped: one run takes about {loop_seconds:.0f} s"
     for name, estimate in (ours | estimates).items():
         _require_agreement(name, estimate(), expected)
-    calls |= estimates | _copies(n_envs * n_steps)
+    calls |= estimates
     timings = time_side_by_side(calls, effort)
     return [row for name in ours for row in _rows(timings, name, (n_envs, n_steps), missing)]
 
@@ -79,21 +69,17 @@ def _rows(
     timings: Timings, ours: str, shape: tuple[int, int], missing: dict[str, str]
 ) -> list[Row]:
     faster = partial(compare, timings, ours, group=GROUP, kind=Ratio.SPEEDUP)
-    peers = [faster(name, limit=1.0, is_detail=True) for name in PEERS if name in timings]
+    peers = [faster(name, is_detail=True) for name in PEERS if name in timings]
     rows: list[Row] = []
     if peers:
         nearest = min(peers, key=lambda row: row.ratio.median if row.ratio else 0.0)
-        rows += [faster(row.other, limit=1.0, is_detail=row is not nearest) for row in peers]
-    loop_limit = 1000.0 if shape == LOOP_SHAPE else None
+        rows += [faster(row.other, is_detail=row is not nearest) for row in peers]
+    loop_limit = 100.0 if shape == LOOP_SHAPE else None
     if STEP_LOOP in timings:
         rows.append(faster(STEP_LOOP, limit=loop_limit))
     gone = partial(missing_row, timings, ours, group=GROUP, kind=Ratio.SPEEDUP)
     for name, why in missing.items():
-        rows.append(gone(name, limit=loop_limit if name == STEP_LOOP else 1.0, note=why))
-    cost = partial(compare, timings, ours, group=GROUP, kind=Ratio.COST)
-    is_bounded = shape[0] * shape[1] >= BOUND_FROM
-    rows.append(cost(CLONE, limit=3.0 if is_bounded else None))
-    rows += [cost(COPY), cost(HALF_COPY, is_detail=True)]
+        rows.append(gone(name, limit=loop_limit if name == STEP_LOOP else None, note=why))
     return rows
 
 
@@ -110,19 +96,6 @@ def _ours(rollout: Rollout, lay_out: Callable[[Tensor], Tensor]) -> Estimate:
         gamma=GAMMA,
         gae_lambda=GAE_LAMBDA,
     )
-
-
-def _copies(n_entries: int) -> dict[str, Call]:
-    """Return the copies that serve as bounds; the last one copies half of the bytes."""
-    source = torch.zeros(n_entries * BYTES_PER_ENTRY, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    half = len(source) // 2
-    first, second = source[:half], target[:half]
-    return {
-        CLONE: source.clone,
-        COPY: lambda: target.copy_(source),
-        HALF_COPY: lambda: second.copy_(first),
-    }
 
 
 def _require_agreement(

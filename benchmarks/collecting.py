@@ -14,8 +14,8 @@ from esper.lifecycle.factored_actions import growth_action_spec
 from esper.simic import PPO
 from esper.simic.agent import PPOAgent
 from esper.simic.policy import RecurrentPolicy
+from esper.simic.policy.mask_reader import MaskReader
 from esper.simic.rollout import VectorCollector
-from esper.simic.rollout.actions import MaskReader
 from esper.simic.rollout.environments import LocalEnvironments
 from learning_environments import Recall
 from masks import SLOTS
@@ -35,7 +35,7 @@ MASKS_TUPLE = f"read masks of {N_ENVS} environments, 8 arrays each"
 SCATTER = "one scatter of the same masks"
 CARTPOLE = "train on CartPole, MLP, 8 environments"
 RECALL = "train on recall, LSTM, 8 environments, defaults"
-RECALL_MATCHED = "train on recall, LSTM 64, 8 environments, minibatches of 128"
+RECALL_MATCHED = "train on recall, LSTM 128, 8 environments, minibatches of 128"
 PEERS = {
     CARTPOLE: "SB3 PPO, same settings",
     RECALL: "RecurrentPPO, its defaults (LSTM 256)",
@@ -145,7 +145,7 @@ def _peers() -> dict[str, Call]:
         "MlpPolicy", make_vec_env("CartPole-v1", n_envs=8), n_steps=256, **common
     )
     defaults = RecurrentPPO("MlpLstmPolicy", make_vec_env(Recall, n_envs=8), **common)
-    sizes = {"lstm_hidden_size": 64, "net_arch": {"pi": [], "vf": []}}
+    sizes = {"lstm_hidden_size": 128, "net_arch": {"pi": [], "vf": []}}
     matched = RecurrentPPO(
         "MlpLstmPolicy", make_vec_env(Recall, n_envs=8), policy_kwargs=sizes, **common
     )

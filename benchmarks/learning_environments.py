@@ -225,6 +225,89 @@ class MaskedRecall(gymnasium.Env[np.ndarray, int]):
         return seen
 
 
+class Sequence(gymnasium.Env[np.ndarray, int]):
+    """See three of four symbols, one after another, then name them in order: worth 1 each."""
+
+    N_SYMBOLS, LENGTH = 4, 3
+
+    observation_space = spaces.Box(0.0, 1.0, (N_SYMBOLS + 1,), np.float32)
+    action_space = spaces.Discrete(N_SYMBOLS)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Draw the symbols and show the first."""
+        super().reset(seed=seed, options=options)
+        self.symbols = self.np_random.integers(self.N_SYMBOLS, size=self.LENGTH)
+        self.time = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Watch, or name a symbol."""
+        place = self.time - self.LENGTH
+        reward = float(place >= 0 and int(action) == self.symbols[place])
+        self.time += 1
+        return self._observe(), reward, self.time == 2 * self.LENGTH, False, {}
+
+    def _observe(self) -> np.ndarray:
+        seen = np.zeros(self.N_SYMBOLS + 1, np.float32)
+        seen[self.symbols[self.time] if self.time < self.LENGTH else self.N_SYMBOLS] = 1.0
+        return seen
+
+
+class Corridor(gymnasium.Env[np.ndarray, int]):
+    """See a sign, walk ten steps to the end of a corridor, then turn as the sign said.
+
+    The right turn is worth 1, and every step costs 0.01; an episode ends after 60 steps.
+    """
+
+    LENGTH = 10
+    FORWARD, BACK = 0, 1
+
+    observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Draw the sign and show it."""
+        super().reset(seed=seed, options=options)
+        self.turn = int(self.np_random.integers(2))
+        self.place = self.time = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Walk, or turn: a turn before the end of the corridor does nothing."""
+        has_turned = self.place == self.LENGTH and int(action) > self.BACK
+        is_right = has_turned and int(action) - 2 == self.turn
+        if int(action) <= self.BACK:
+            way = 1 if int(action) == self.FORWARD else -1
+            self.place = min(max(self.place + way, 0), self.LENGTH)
+        self.time += 1
+        return self._observe(), is_right - STEP_COST, has_turned, self.time >= 60, {}
+
+    def _observe(self) -> np.ndarray:
+        seen = np.zeros(3, np.float32)
+        if self.time == 0:
+            seen[self.turn] = 1.0
+        seen[2] = self.place == self.LENGTH
+        return seen
+
+
+class HiddenVelocities(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
+    """CartPole whose observations are the position of the cart and the angle of the pole."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1", disable_env_checker=True))
+        space = self.env.observation_space
+        assert isinstance(space, spaces.Box)
+        self.observation_space = spaces.Box(space.low[::2], space.high[::2], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        """Leave out the velocities."""
+        return observation[::2]
+
+
 class Corners(gymnasium.Env[dict[str, Any], int]):
     """Walk to one of four corners of an open grid; the observation is a ``Dict``.
 
@@ -339,6 +422,9 @@ TASKS = {
     "masked grid": Task(make=MaskedGrid, steps=40_960, best=0.947, has_masks=True),
     "masked knapsack": Task(make=Knapsack, steps=24_576, best=1.0, has_masks=True),
     "recall": Task(make=Recall, steps=24_576, best=1.0, needs_memory=True),
+    "sequence": Task(make=Sequence, steps=49_152, best=3.0, needs_memory=True),
+    "corridor": Task(make=Corridor, steps=49_152, best=0.89, needs_memory=True),
+    "hidden velocities": Task(make=HiddenVelocities, steps=49_152, best=500.0, needs_memory=True),
     "masked recall": Task(
         make=MaskedRecall, steps=24_576, best=1.0, has_masks=True, needs_memory=True
     ),

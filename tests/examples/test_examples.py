@@ -77,6 +77,11 @@ def test_ppo_cartpole(run_example: Callable[..., tuple[str, str]], tmp_path: Pat
     assert list((tmp_path / "run" / "tensorboard").iterdir())
 
 
+def test_ppo_recipes(run_example: Callable[..., tuple[str, str]]) -> None:
+    printed, _ = run_example("ppo_recipes.py", "Pendulum-v1", "--steps", "4096", "--episodes", "2")
+    assert re.search(r"mean return -\d+\.?\d* \[.*\] over 2 episodes", printed)
+
+
 def test_ppo_with_your_own_loss(run_example: Callable[..., tuple[str, str]]) -> None:
     printed, _ = run_example("ppo_with_your_own_loss.py", "--steps", "2048")
     assert re.search(r"divergence of the last update: 0\.0\d+", printed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -9,6 +11,7 @@ from esper.config import PolicyConfig, PPOConfig
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.policy.action_spec import ActionSpec
+from esper.simic.policy.mask_reader import MaskReader
 
 OBSERVATION_SIZE = 5
 SPEC = ActionSpec(
@@ -31,13 +34,19 @@ def make_agent(seed: int = 0, *, spec: ActionSpec = SPEC, **settings: object) ->
     return PPOAgent(spec, policy, PPOConfig(**settings), seed=seed)  # type: ignore[arg-type]
 
 
+def pad_masks(spec: ActionSpec, heads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Masks ``[B, size]`` of each head as the policy reads them, ``[B, D, K]``."""
+    named = dict(zip(spec.names, heads, strict=False))
+    return MaskReader(spec, torch.device("cpu")).read_batch(named).legal
+
+
 def random_masks(spec: ActionSpec, n: int, generator: torch.Generator) -> torch.Tensor:
     heads = []
     for size in spec.sizes:
         legal = torch.rand(n, size, generator=generator) < 0.6
         legal[torch.arange(n), torch.randint(size, (n,), generator=generator)] = True
         heads.append(legal)
-    return spec.pad_masks(heads)
+    return pad_masks(spec, heads)
 
 
 def fill(

@@ -11,6 +11,7 @@ from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent
 from esper.tamiyo.policy.observations import TENSOR_KINDS, ObservationLayout
 from esper.tamiyo.policy.slot_network import SlotPolicy
+from tests.simic.helpers import pad_masks
 
 SLOT = HEAD_NAMES.index("slot")
 SIZES = PolicyConfig(feature_size=16, lstm_size=8, slot_size=8)
@@ -40,7 +41,7 @@ def advance_only(policy: SlotPolicy, n: int) -> Tensor:
     heads = [torch.ones(n, size, dtype=torch.bool) for size in policy.spec.sizes]
     heads[policy.spec.op_index][:] = False
     heads[policy.spec.op_index][:, Op.ADVANCE] = True
-    return policy.spec.pad_masks(heads)
+    return pad_masks(policy.spec, heads)
 
 
 def share_found(policy: SlotPolicy, n_slots: int) -> float:

@@ -29,7 +29,7 @@ from esper.simic.agent.losses import normalize_advantages
 from esper.simic.agent.minibatches import Minibatch, PreparedRollout
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.policy.action_spec import ActionSpec
-from tests.simic.helpers import OBSERVATION_SIZE, SPEC, fill, make_agent, random_masks
+from tests.simic.helpers import OBSERVATION_SIZE, SPEC, fill, make_agent, pad_masks, random_masks
 
 UNEQUAL = np.array([11, 3, 0, 7])
 
@@ -274,7 +274,7 @@ def test_ratios_are_live_from_the_first_epoch() -> None:
 
 def test_steps_with_one_legal_action_count_in_no_mean_over_steps() -> None:
     agent = make_agent()
-    forced = SPEC.pad_masks([torch.eye(s)[:1].bool().expand(4, s) for s in SPEC.sizes])
+    forced = pad_masks(SPEC, [torch.eye(s)[:1].bool().expand(4, s) for s in SPEC.sizes])
     buffer = agent.make_buffer(4, 6)
     state, generator = agent.initial_state(4), torch.Generator().manual_seed(0)
     for t in range(6):
@@ -335,7 +335,7 @@ def test_it_learns_which_choice_pays_within_the_masks() -> None:
     spec = ActionSpec.independent([2, 4])
     agent = make_agent(spec=spec, learning_rate=0.01, n_minibatches=2, n_epochs=4)
     torch.nn.init.zeros_(agent.policy.outputs.weight)  # type: ignore[attr-defined]
-    masks = spec.pad_masks([torch.ones(16, 2), torch.tensor([[1, 1, 1, 0]]).expand(16, 4)])
+    masks = pad_masks(spec, [torch.ones(16, 2), torch.tensor([[1, 1, 1, 0]]).expand(16, 4)])
     means = []
     for _ in range(40):
         buffer, state = agent.make_buffer(16, 8), agent.initial_state(16)

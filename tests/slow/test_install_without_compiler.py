@@ -32,14 +32,14 @@ def test_a_wheel_built_without_a_compiler_works_without_kernels(
         archive.extractall(site)
     environment = {**os.environ, "PYTHONPATH": str(site)}
     check = (
-        "from esper.simic.agent import advantages;"
+        "from esper.simic.policy import distribution;"
         "from esper.populations import vector_hosts;"
-        f"assert advantages.__file__.startswith({str(site)!r});"
-        "assert not any(m._kernel for m in (advantages, vector_hosts))"
+        f"assert distribution.__file__.startswith({str(site)!r});"
+        "assert not any(m._kernel for m in (distribution, vector_hosts))"
     )
     subprocess.run([sys.executable, "-c", check], check=True, env=environment)
     tests = [
-        "tests/simic/agent/test_advantages.py",
+        "tests/simic/policy/test_draw.py",
         "tests/simic/test_ppo.py",
         "tests/populations/test_population.py",
     ]

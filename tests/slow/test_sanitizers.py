@@ -16,7 +16,6 @@ from tests.slow import sanitized_kernels
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
-    "tests/simic/agent/test_advantages.py",
     "tests/simic/policy/test_draw.py",
     "tests/populations/test_vector_hosts.py",
     "tests/populations/test_regression.py",

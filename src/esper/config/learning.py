@@ -57,8 +57,8 @@ class NetworkConfig(Settings):
     hidden_sizes: tuple[PositiveInt, ...] = (64, 64)
     value_sizes: tuple[PositiveInt, ...] | None = None
     activation: Literal["tanh", "relu"] = "tanh"
-    feature_size: Annotated[int, Bounds(2)] = 64
-    lstm_size: PositiveInt = 64
+    feature_size: Annotated[int, Bounds(2)] = 128
+    lstm_size: PositiveInt = 128
     image_size: PositiveInt = 512
     squash: bool = False
     log_std_init: float = 0.0

@@ -42,11 +42,12 @@ from esper.simic.agent.optimizers import MakeOptimizer
 from esper.simic.agent.ppo import LossFunction
 from esper.simic.callbacks import Callback, CallbackLike, as_callbacks, notify
 from esper.simic.policy.factory import PolicyName, make_policy
+from esper.simic.policy.mask_reader import MaskLike, MaskReader
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import ObservationLike, ObservationSpec, map_leaves
 from esper.simic.policy.policy import Policy
 from esper.simic.progress import LearningProgress, MetricsTable
-from esper.simic.rollout.actions import ActionCodec, MaskLike, MaskReader, require_spec
+from esper.simic.rollout.actions import ActionCodec, require_spec
 from esper.simic.rollout.collector import CollectedEpisodes, CollectedStep, VectorCollector
 from esper.simic.rollout.environments import Env, Environments
 from esper.simic.rollout.factory import EnvLike, adapt, declared_spec, make_members, spaces_of

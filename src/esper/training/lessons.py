@@ -29,7 +29,8 @@ from esper.environment.runner import steer_hosts
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.simic.policy.action_spec import ActionSpec, relevance_table
 from esper.simic.policy.distribution import choices_beside, masked_log_softmax
-from esper.simic.policy.masks import LOWEST, as_choice_masks
+from esper.simic.policy.mask_reader import as_choice_masks
+from esper.simic.policy.masks import LOWEST
 from esper.tamiyo import Controller
 from esper.tamiyo.controllers.controller import NamedController
 from esper.tamiyo.controllers.price_schedule import SCHEDULES, follow
@@ -246,7 +247,7 @@ def log_probs_of_paths(policy: SlotPolicy, batch: LessonBatch) -> Tensor:
     spec, shape = policy.spec, (n_steps, n_schedules, n_hosts)
     observations = batch.observations.reshape(n_steps, n_rows, size)
     start = observations.new_zeros(n_rows, policy.state_size)
-    outputs, _, _ = policy.run_sequences(observations, None, start, None)
+    outputs = policy.evaluate(observations, None, start, None).outputs
     actions, legal = batch.actions.flatten(end_dim=2), batch.legal.flatten(end_dim=2)
     log_p = masked_log_softmax(spec, outputs, legal)
     by_head = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)

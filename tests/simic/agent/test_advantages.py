@@ -1,6 +1,6 @@
 """Advantages follow their definition and never leak between episodes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,24 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.errors import ConfigError, DtypeError, EsperError, ShapeError
-from esper.simic.agent import advantages as module
 from esper.simic.agent.advantages import estimate_advantages
-
-KERNEL = module._kernel  # type: ignore[attr-defined]
-FORMS = ["tensors", *(KERNEL.variants() if KERNEL is not None else [])]
-
-
-@pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each way the advantages can be computed on this machine."""
-    if request.param == "tensors":
-        monkeypatch.setattr(module, "_kernel", None)
-        yield request.param
-        return
-    names = KERNEL.variants()
-    KERNEL.choose(names.index(request.param))
-    yield request.param
-    KERNEL.choose(len(names) - 1)
 
 
 def sequential_reference(
@@ -163,8 +146,8 @@ def test_float32_is_within_its_own_rounding_of_the_brute_force(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (17, 33), (300, 7)])
-def test_every_form_agrees_at_every_shape_and_layout(
-    form: str, dtype: torch.dtype, layout: str, shape: tuple[int, int]
+def test_every_shape_and_layout_gives_the_sequential_loop(
+    dtype: torch.dtype, layout: str, shape: tuple[int, int]
 ) -> None:
     generator = torch.Generator().manual_seed(shape[0])
     arrange = LAYOUTS[layout]
@@ -184,7 +167,7 @@ def test_every_form_agrees_at_every_shape_and_layout(
 
 
 @pytest.mark.parametrize("layout", ["environment-major", "time-major"])
-def test_a_large_rollout_is_estimated_like_its_parts(form: str, layout: str) -> None:
+def test_a_large_rollout_is_estimated_like_its_parts(layout: str) -> None:
     generator = torch.Generator().manual_seed(0)
     numbers = [torch.randn(700, 100, generator=generator) for _ in range(3)]
     flags = [torch.rand(700, 100, generator=generator) < 0.05 for _ in range(2)]
@@ -199,7 +182,7 @@ def test_a_large_rollout_is_estimated_like_its_parts(form: str, layout: str) -> 
     torch.testing.assert_close(whole, torch.cat(parts, dim=1), atol=1e-6, rtol=1e-6)
 
 
-def test_two_episodes_worked_by_hand(form: str) -> None:
+def test_two_episodes_worked_by_hand() -> None:
     # Steps 0-1 are one episode, truncated; steps 2-3 the next, terminated.
     advantages, returns = estimate_advantages(
         rewards=torch.tensor([[1.0, 1.0, 1.0, 1.0]]),
@@ -217,7 +200,7 @@ def test_two_episodes_worked_by_hand(form: str) -> None:
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
-def test_nan_beyond_an_end_never_spreads(form: str, kind: str, layout: str) -> None:
+def test_nan_beyond_an_end_never_spreads(kind: str, layout: str) -> None:
     shape, end = (20, 30), 11
     ends = torch.zeros(shape, dtype=torch.bool)
     ends[:, end] = True
@@ -252,7 +235,7 @@ def test_lambda_zero_is_the_error_of_one_step_and_lambda_one_the_whole_return() 
     torch.testing.assert_close(returns[:, 0], whole)
 
 
-def test_no_gradient_flows_into_the_result(form: str) -> None:
+def test_no_gradient_flows_into_the_result() -> None:
     numbers = [torch.randn(4, 5, requires_grad=True) for _ in range(3)]
     never = torch.zeros(4, 5, dtype=torch.bool)
     results = estimate_advantages(
@@ -261,7 +244,7 @@ def test_no_gradient_flows_into_the_result(form: str) -> None:
     assert not any(result.requires_grad for result in results)
 
 
-def test_more_terminals_allocate_no_more_tensors(form: str) -> None:
+def test_more_terminals_allocate_no_more_tensors() -> None:
     def allocations(density: float) -> int:
         flags = torch.rand(16, 50, generator=torch.Generator().manual_seed(0)) < density
         numbers = [torch.zeros(16, 50) for _ in range(3)]
@@ -275,7 +258,6 @@ def test_more_terminals_allocate_no_more_tensors(form: str) -> None:
 
     counts = {allocations(density) for density in (0.0, 0.1, 1.0)}
     assert len(counts) == 1
-    assert (min(counts) <= 2) == (form != "tensors")
 
 
 def valid_arguments() -> dict[str, object]:

@@ -20,15 +20,15 @@ from esper.simic.agent.losses import (
     relevant_log_ratio,
     value_loss,
 )
-from esper.simic.agent.update_report import EpochMeasures, EpochMeter
+from esper.simic.agent.update_report import EpochMeter, UpdateReport
 from esper.simic.policy.action_spec import ActionSpec
 
 N, H = 7, 3
 SPEC = ActionSpec.independent([2] * H)
 
 
-def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> EpochMeasures:
-    """What the update would read of one minibatch with these ratios."""
+def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> UpdateReport:
+    """What the update would report of one minibatch with these ratios."""
     zero, ones = torch.zeros(()).double(), torch.ones(N, H).double()
     batch: Any = SimpleNamespace(
         log_ratio=log_ratio,
@@ -37,9 +37,11 @@ def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> Ep
         available=ones,
         n_free=torch.tensor(float(N)).double(),
     )
-    meter = EpochMeter(SPEC, clip_range)
+    meter = EpochMeter()
     meter.add(batch, zero, {})
-    return meter.read()
+    report = meter.report(SPEC, clip_range, zero, [], epochs_run=1, stopped_early=False)
+    assert meter.read_kl() == pytest.approx(report.approx_kl)
+    return report
 
 
 def has_the_gradient_of_finite_differences(
@@ -78,8 +80,9 @@ def test_approx_kl_is_the_weighted_mean_of_the_heads_own(seed: int) -> None:
 def test_a_ratio_counts_as_clipped_on_either_side() -> None:
     log_ratio = torch.zeros(N, H).double()
     log_ratio[:4, 0] = torch.tensor([0.79, 0.81, 1.19, 1.21]).double().log()
-    assert measured(log_ratio, torch.ones(N, H).double()).clipped == [2.0, 0.0, 0.0]
-    assert measured(log_ratio, torch.ones(N, H).double(), clip_range=1.5).clipped == [0.0] * 3
+    clipped = measured(log_ratio, torch.ones(N, H).double()).clip_fraction_by_head
+    assert list(clipped.values()) == [2 / N, 0.0, 0.0]
+    assert measured(log_ratio, torch.ones(N, H).double(), clip_range=1.5).clip_fraction == 0.0
 
 
 def test_everything_is_finite_when_only_the_op_matters() -> None:

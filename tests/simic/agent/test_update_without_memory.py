@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.simic.helpers import pad_masks
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
@@ -87,7 +88,7 @@ def fill(agent: PPOAgent, share_forced: float) -> TamiyoRolloutBuffer:
             legal &= ~is_forced
             heads.append(legal.scatter(1, only, True))
         observations = torch.randn(N_ENVS, 5, generator=generator)
-        masks = spec.pad_masks(heads) if sizes else None
+        masks = pad_masks(spec, heads) if sizes else None
         decision = agent.act(observations, masks, agent.initial_state(N_ENVS))
         buffer.add(
             observations,

@@ -13,7 +13,6 @@ from esper.errors import (
     ActionSpecError,
     DtypeError,
     ShapeError,
-    UnknownHeadError,
     ValueRangeError,
 )
 from esper.simic.policy.action_spec import ActionSpec
@@ -132,27 +131,6 @@ def test_action_spaces_that_have_no_heads_are_named(space: spaces.Space[Any]) ->
 
 
 SPEC = ActionSpec.independent([2, 3], ["move", "door"])
-
-
-def test_masks_by_name_in_order_and_as_arrays_mean_the_same() -> None:
-    move, door = torch.tensor([[True, False]]), torch.tensor([[False, True, True]])
-    expected = torch.tensor([[[True, False, False], [False, True, True]]])
-    assert torch.equal(SPEC.pad_masks({"door": door, "move": move}), expected)
-    assert torch.equal(SPEC.pad_masks([move, door]), expected)
-    arrays = [move.numpy().astype(np.int8), door.numpy().astype(np.int8)]
-    assert torch.equal(SPEC.pad_masks(arrays), expected)
-
-
-def test_masks_that_do_not_fit_are_refused_by_name() -> None:
-    move, door = torch.ones(4, 2, dtype=torch.bool), torch.ones(4, 3, dtype=torch.bool)
-    with pytest.raises(UnknownHeadError, match=r"no head 'dor'.*Did you mean 'door'"):
-        SPEC.pad_masks({"move": move, "dor": door})
-    with pytest.raises(ShapeError, match=r"without \['door'\]"):
-        SPEC.pad_masks({"move": move})
-    with pytest.raises(ShapeError, match=r"'door' has shape \(4, 2\)"):
-        SPEC.pad_masks([move, move])
-    with pytest.raises(ShapeError, match=r"'door' has shape \(3, 3\)"):
-        SPEC.pad_masks([move, door[:3]])
 
 
 def test_ops_that_do_not_exist_are_refused() -> None:

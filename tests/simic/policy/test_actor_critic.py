@@ -82,12 +82,11 @@ def test_a_sequence_with_resets_gives_what_steps_give(network: type[nn.Module]) 
     grid = torch.cat([observations[:3], 100.0 * torch.ones(1, 2, 4), observations[3:]])
     resets = torch.zeros(6, 2, dtype=torch.bool)
     resets[3] = True
-    log_probs, _, values, _ = policy.evaluate(
-        grid,
-        resets,
-        torch.zeros(2, policy.state_size),
-        torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11]),
-        torch.cat([step.legal for step in steps]),
+    cells = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11])
+    outputs, values, _ = policy.evaluate(grid, resets, torch.zeros(2, policy.state_size), cells)
+    log_probs = policy.heads.distribution(
+        outputs, torch.cat([step.legal for step in steps])
+    ).log_probs(
         torch.cat([step.actions for step in steps]),
         torch.cat([step.numbers for step in steps]),  # type: ignore[misc]
     )
@@ -105,15 +104,9 @@ def test_without_memory_steps_are_evaluated_as_they_were_taken(network: Any) -> 
     empty = torch.zeros(9, 0)
     with torch.no_grad():
         decision = policy.act(observations, None, empty, torch.Generator().manual_seed(2))
-    log_probs, _, values, _ = policy.evaluate(
-        observations,
-        None,
-        empty,
-        None,
-        decision.legal,
-        decision.actions,
-        decision.numbers,
-    )
+    outputs, values, _ = policy.evaluate(observations, None, empty, None)
+    distribution = policy.heads.distribution(outputs, decision.legal)
+    log_probs = distribution.log_probs(decision.actions, decision.numbers)
     torch.testing.assert_close(log_probs, decision.log_probs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(values, decision.values, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(policy.value(observations, empty), decision.values)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from torch import Tensor
 from torch.distributions import Categorical
 
 from esper.errors import (
@@ -22,17 +23,26 @@ from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.policy.action_spec import ActionSpec, all_choices
-from esper.simic.policy.distribution import draw_actions, evaluate_actions, masked_log_softmax
+from esper.simic.policy.distribution import draw_actions, masked_log_softmax
+from esper.simic.policy.heads import ActionHeads
+from esper.simic.policy.mask_reader import as_choice_masks
 from esper.simic.policy.masks import (
     ChoiceMasks,
     Condition,
-    as_choice_masks,
     layout_of,
 )
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 
 CPU = torch.device("cpu")
 SPEC = ActionSpec.independent([3, 5, 1, 4])
+
+
+def evaluate_actions(
+    spec: ActionSpec, logits: Tensor, legal: Tensor | None, actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of actions, and the entropies of their heads."""
+    distribution = ActionHeads(spec).distribution(logits, legal)
+    return distribution.log_probs(actions, None), distribution.entropies()
 
 
 def draw(

@@ -8,7 +8,7 @@ from torch.distributions import Normal
 from esper.simic import ActionSpec
 from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import as_choice_masks
+from esper.simic.policy.mask_reader import as_choice_masks
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,8 @@ def test_a_mixed_action_is_drawn_and_evaluated_alike(squash: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     actions, numbers, log_probs, legal = heads.draw(outputs, choices, generator)
     assert numbers is not None
-    found, entropies = heads.evaluate(outputs, legal, actions, numbers)
+    distribution = heads.distribution(outputs, legal)
+    found, entropies = distribution.log_probs(actions, numbers), distribution.entropies()
     torch.testing.assert_close(found, log_probs, atol=1e-5, rtol=1e-5)
     assert (tuple(found.shape), tuple(entropies.shape)) == ((40, 4), (40, 4))
     normal = Normal(outputs[:, 5:], float(np.exp(-0.5)))

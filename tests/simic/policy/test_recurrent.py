@@ -60,9 +60,9 @@ def test_a_reset_cell_inside_a_sequence_is_a_new_episode() -> None:
     resets[3] = True
     cells = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11])
     legal = torch.tensor([[[1, 1, 0], [1, 1, 1]]]).bool().expand(10, 2, 3)
-    got_log_probs, _, got_values, _ = policy.evaluate(
-        grid, resets, torch.zeros(2, 12), cells, legal, actions.flatten(0, 1)
-    )
+    outputs, got_values, _ = policy.evaluate(grid, resets, torch.zeros(2, 12), cells)
+    distribution = policy.heads.distribution(outputs, legal)
+    got_log_probs = distribution.log_probs(actions.flatten(0, 1), None)
     torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=2e-6, rtol=0)
     torch.testing.assert_close(got_values, values.flatten(), atol=2e-6, rtol=0)
 
@@ -82,11 +82,10 @@ def test_no_gradient_passes_a_reset_or_reaches_its_weights() -> None:
     observations = torch.randn(4, 2, 4, requires_grad=True)
     resets = torch.zeros(4, 2, dtype=torch.bool)
     resets[2] = True
-    actions = torch.zeros(2, 2, dtype=torch.long)
-    log_probs, _, values, _ = policy.evaluate(
-        observations, resets, torch.zeros(2, 12), torch.tensor([6, 7]), None, actions
+    outputs, values, _ = policy.evaluate(
+        observations, resets, torch.zeros(2, 12), torch.tensor([6, 7])
     )
-    (log_probs.sum() + values.sum()).backward()
+    (outputs.square().sum() + values.sum()).backward()
     assert observations.grad is not None
     assert bool((observations.grad[:3] == 0.0).all())
     assert bool((observations.grad[3] != 0.0).any())

@@ -14,12 +14,14 @@ from esper.errors import (
     ActionSpecError,
     EsperError,
     ShapeError,
+    UnknownHeadError,
     UnsupportedEnvironmentError,
     ValueRangeError,
 )
 from esper.simic import ActionSpec
+from esper.simic.policy.mask_reader import MaskReader
 from esper.simic.policy.masks import ChoiceMasks
-from esper.simic.rollout.actions import ActionCodec, MaskReader, require_spec
+from esper.simic.rollout.actions import ActionCodec, require_spec
 
 CPU = torch.device("cpu")
 SPACES = {
@@ -152,6 +154,16 @@ def test_the_masks_of_each_environment_mean_the_same_in_every_form(masks: list[A
     ids=["flat", "bool", "padded", "tuples", "tuple of tuples", "dict"],
 )
 def test_the_masks_of_a_vector_environment_mean_the_same_in_every_form(masks: Any) -> None:
+    assert MaskReader(SPEC, CPU).read_batch(masks).legal.tolist() == LEGAL
+
+
+def test_a_misspelt_head_is_an_error_with_a_hint() -> None:
+    with pytest.raises(UnknownHeadError, match=r"no head 'dor'.*Did you mean 'door'"):
+        MaskReader(SPEC, CPU).read_batch({"move": MOVE, "dor": DOOR})
+
+
+def test_tensors_are_read_as_arrays_are() -> None:
+    masks = {"move": torch.from_numpy(MOVE), "door": torch.from_numpy(DOOR).bool()}
     assert MaskReader(SPEC, CPU).read_batch(masks).legal.tolist() == LEGAL
 
 

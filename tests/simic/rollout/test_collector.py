@@ -15,8 +15,8 @@ from esper.config import PolicyConfig
 from esper.errors import ShapeError, UnsupportedEnvironmentError
 from esper.simic.agent import ActionSpec, PPOAgent
 from esper.simic.policy import RecurrentPolicy
+from esper.simic.policy.mask_reader import MaskReader
 from esper.simic.rollout import VectorCollector
-from esper.simic.rollout.actions import MaskReader
 
 
 class CountdownEnv(gymnasium.Env[np.ndarray, np.ndarray]):

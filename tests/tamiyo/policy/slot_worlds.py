@@ -15,6 +15,7 @@ from esper.tamiyo.policy.observations import (
     ObservationLayout,
 )
 from esper.tamiyo.policy.slot_network import SlotPolicy
+from tests.simic.helpers import pad_masks
 
 SIZES = PolicyConfig(feature_size=9, lstm_size=6, slot_size=5)
 BLUEPRINTS = ("norm", "mlp_small", "widen_large")
@@ -74,6 +75,6 @@ def run_step_by_step(
 
 def lay_out_all(policy: SlotPolicy, n_steps: int) -> object:
     """Return masks that allow every choice."""
-    return policy.spec.pad_masks(
-        [torch.ones(n_steps, size, dtype=torch.bool) for size in policy.spec.sizes]
+    return pad_masks(
+        policy.spec, [torch.ones(n_steps, size, dtype=torch.bool) for size in policy.spec.sizes]
     )

@@ -10,7 +10,8 @@ from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy.distribution import draw_actions
-from esper.simic.policy.masks import as_choice_masks, layout_of
+from esper.simic.policy.mask_reader import as_choice_masks
+from esper.simic.policy.masks import layout_of
 from esper.tamiyo.controllers.simple import draw_rows
 from esper.tamiyo.policy.action_masks import (
     ActionMasks,

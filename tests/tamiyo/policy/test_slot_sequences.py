@@ -31,9 +31,10 @@ def test_a_reset_inside_a_sequence_is_a_new_episode(n_slots: int) -> None:
     resets = torch.zeros(6, 2, dtype=torch.bool)
     resets[3] = True
     cells = torch.tensor([0, 1, 2, 3, 4, 5, 8, 9, 10, 11])
-    got_log_probs, entropies, got_values, _ = policy.evaluate(
-        grid, resets, torch.zeros(2, STATE), cells, lay_out_all(policy, 10), actions.flatten(0, 1)
-    )
+    outputs, got_values, _ = policy.evaluate(grid, resets, torch.zeros(2, STATE), cells)
+    distribution = policy.heads.distribution(outputs, lay_out_all(policy, 10))
+    got_log_probs = distribution.log_probs(actions.flatten(0, 1), None)
+    entropies = distribution.entropies()
     torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=3e-6, rtol=0)
     torch.testing.assert_close(got_values, values.flatten(), atol=3e-6, rtol=0)
     assert bool((entropies[:, 0] <= math.log(n_slots) + 1e-6).all())
@@ -44,14 +45,9 @@ def test_sequences_without_resets_equal_single_steps() -> None:
     actions, log_probs, values = run_step_by_step(
         policy, observations, torch.zeros(6, 4, dtype=torch.bool)
     )
-    got_log_probs, _, got_values, _ = policy.evaluate(
-        observations,
-        None,
-        torch.zeros(4, STATE),
-        None,
-        lay_out_all(policy, 24),
-        actions.flatten(0, 1),
-    )
+    outputs, got_values, _ = policy.evaluate(observations, None, torch.zeros(4, STATE), None)
+    distribution = policy.heads.distribution(outputs, lay_out_all(policy, 24))
+    got_log_probs = distribution.log_probs(actions.flatten(0, 1), None)
     torch.testing.assert_close(got_log_probs, log_probs.flatten(0, 1), atol=3e-6, rtol=0)
     torch.testing.assert_close(got_values, values.flatten(), atol=3e-6, rtol=0)
 
@@ -81,8 +77,18 @@ class Evaluating(torch.nn.Module):
         super().__init__()
         self.policy = policy
 
-    def forward(self, *arguments: object) -> tuple[torch.Tensor, ...]:
-        return self.policy.evaluate(*arguments)  # type: ignore[arg-type]
+    def forward(
+        self,
+        observations: torch.Tensor,
+        resets: torch.Tensor | None,
+        state: torch.Tensor,
+        cells: torch.Tensor | None,
+        legal: torch.Tensor,
+        actions: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        outputs, values, hidden = self.policy.evaluate(observations, resets, state, cells)
+        distribution = self.policy.heads.distribution(outputs, legal)
+        return distribution.log_probs(actions, None), distribution.entropies(), values, hidden
 
 
 def test_no_gradient_passes_a_reset_or_reaches_its_weights() -> None:
@@ -91,14 +97,10 @@ def test_no_gradient_passes_a_reset_or_reaches_its_weights() -> None:
     resets = torch.zeros(4, 2, dtype=torch.bool)
     resets[2] = True
     actions = torch.zeros(2, 8, dtype=torch.long)
-    log_probs, _, values, _ = policy.evaluate(
-        observations,
-        resets,
-        torch.zeros(2, STATE),
-        torch.tensor([6, 7]),
-        lay_out_all(policy, 2),
-        actions,
+    outputs, values, _ = policy.evaluate(
+        observations, resets, torch.zeros(2, STATE), torch.tensor([6, 7])
     )
+    log_probs = policy.heads.distribution(outputs, lay_out_all(policy, 2)).log_probs(actions, None)
     (log_probs.sum() + values.sum()).backward()
     assert observations.grad is not None
     assert bool((observations.grad[:3] == 0.0).all())

@@ -24,15 +24,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 MAX_LOG_RATIO = 20.0
-"""Where log-ratios are cut off: a ratio of 5e8 is as far from 1 as any, and its square finite."""
+"""Where log-ratios are cut off: a ratio of 5e8 is as far from 1 as any, and finite."""
 
 
 def relevant_log_ratio(log_probs: Tensor, old_log_probs: Tensor, relevant: Tensor) -> Tensor:
     """Return log(new probability / old probability) ``[N, H]``, 0 where a head did not matter."""
-    log_ratio = (log_probs - old_log_probs) * relevant
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return ((log_probs - old_log_probs) * relevant).clamp(max=MAX_LOG_RATIO)
 
 
 def clipped_surrogate(
@@ -46,6 +46,9 @@ def clipped_surrogate(
 
         loss = -1 / n_free * sum over n, h of min(r A, clip(r, 1 - e, 1 + e) A) * relevant
 
+    The minimum is ``min(r A, A + e |A|)``: the clip only binds where the ratio has moved in favour
+    of the advantage. With the cost ``C = -A / n_free`` it is ``max(r C, C - e |C|)``.
+
     Args:
         log_ratio: ``[N, H]`` from :func:`relevant_log_ratio`.
         advantages: ``[N]``.
@@ -56,10 +59,8 @@ def clipped_surrogate(
     Reference: Schulman et al. (2017), "Proximal policy optimization algorithms", equation 7,
     applied to each head.
     """
-    ratio = log_ratio.exp()
-    advantage = advantages.unsqueeze(-1) * relevant
-    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
-    return -torch.minimum(ratio * advantage, clipped * advantage).sum() / n_free
+    cost = advantages.unsqueeze(-1) * relevant / -n_free
+    return (log_ratio.exp() * cost).clamp(min=cost - clip_range * cost.abs()).sum()
 
 
 def joint_clipped_surrogate(
@@ -78,7 +79,7 @@ def joint_clipped_surrogate(
     Reference: Schulman et al. (2017), "Proximal policy optimization algorithms", equation 7.
     """
     is_free = relevant.amax(dim=1, keepdim=True)
-    joint = log_ratio.sum(dim=1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    joint = log_ratio.sum(dim=1, keepdim=True).clamp(max=MAX_LOG_RATIO)
     return clipped_surrogate(joint, advantages, is_free, n_free, clip_range)
 
 
@@ -89,11 +90,11 @@ def value_loss(
 
     loss = mean of (V - G)^2, or of max((V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2)
     """
-    squared = (values - returns).square()
-    if clip_range_vf is not None:
-        moved = (values - old_values).clamp(-clip_range_vf, clip_range_vf)
-        squared = torch.maximum(squared, (old_values + moved - returns).square())
-    return squared.mean()
+    if clip_range_vf is None:
+        return mse_loss(values, returns)
+    moved = (values - old_values).clamp(-clip_range_vf, clip_range_vf)
+    clipped = (old_values + moved - returns).square()
+    return torch.maximum((values - returns).square(), clipped).mean()
 
 
 def entropy_bonus(entropies: Tensor, available: Tensor, n_free: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from esper.simic.agent.losses import (
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.policy.action_spec import all_choices
+from esper.simic.policy.heads import ActionDistribution
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations, leaves_of, map_leaves
 from esper.simic.policy.policy import Policy
@@ -37,7 +38,7 @@ from esper.simic.policy.sequences import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Minibatch:
     """Everything that one gradient step reads."""
 
@@ -72,30 +73,37 @@ class Minibatch:
 
     def evaluate(self, policy: Policy) -> EvaluatedMinibatch:
         """Return the minibatch with what a policy says about its steps."""
-        evaluation = policy.evaluate(
-            self.observations,
-            self.resets,
-            self.state,
-            self.cells,
-            self.legal,
-            self.actions,
-            self.numbers,
+        outputs, values, features = policy.evaluate(
+            self.observations, self.resets, self.state, self.cells
         )
-        return EvaluatedMinibatch(**vars(self), **evaluation._asdict())
+        distribution = policy.heads.distribution(outputs, self.legal)
+        log_probs = distribution.log_probs(self.actions, self.numbers)
+        return EvaluatedMinibatch(
+            **vars(self),
+            distribution=distribution,
+            log_probs=log_probs,
+            values=values,
+            features=features,
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class EvaluatedMinibatch(Minibatch):
     """What a loss is computed from. Gradients flow through what is declared here."""
 
+    distribution: ActionDistribution
+    """How likely the current policy makes each action."""
     log_probs: Tensor
-    """``[N, H]`` of the actions that were taken, under the current policy."""
-    entropies: Tensor
-    """``[N, H]``."""
+    """``[N, H]`` of the actions that were taken."""
     values: Tensor
     """``[N]`` normalised as the critic learns."""
     features: Tensor
     """``[N, F]`` that the policy's heads read."""
+
+    @cached_property
+    def entropies(self) -> Tensor:
+        """``[N, H]`` of the current policy; computed when it is first asked for."""
+        return self.distribution.entropies()
 
     @cached_property
     def log_ratio(self) -> Tensor:
@@ -287,6 +295,7 @@ def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
         if (tensor := getattr(batch, name)) is not None
     }
     free = torch.split(batch.relevant.amax(dim=1), sizes)
+    n_free = torch.stack([part.sum() for part in free]).clamp(min=1.0).unbind()
     for i in range(len(sizes)):
         part = {name: leaf[i] for name, leaf in leaves.items()}
         tensors: dict[str, Any] = dict.fromkeys(_SPLIT)
@@ -295,7 +304,7 @@ def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
             observations=part[""] if isinstance(batch.observations, Tensor) else part,
             resets=None,
             cells=None,
-            n_free=free[i].sum().clamp(min=1.0),
+            n_free=n_free[i],
             **tensors,
         )
 

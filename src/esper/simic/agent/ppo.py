@@ -7,7 +7,6 @@ choices of the widest.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.config.checks import Seed, check
-from esper.errors import ActionSpecError, ConfigError, NonFiniteError, ShapeError
+from esper.errors import ActionSpecError, ConfigError, ShapeError
 from esper.simic import tensors
 from esper.simic.agent.losses import (
     clipped_surrogate,
@@ -157,7 +156,8 @@ class PPOAgent:
             state = state.masked_fill(episode_starts.unsqueeze(-1), 0.0)
         generator = None if deterministic else self.generator
         decision = self.policy.act(observations, masks, state, generator)
-        return replace(decision, state=state, values=self.normalizer.denormalize(decision.values))
+        decision.values = self.normalizer.denormalize(decision.values)
+        return decision
 
     @torch.no_grad()
     def value(self, observations: Observations, state: Tensor) -> Tensor:
@@ -180,12 +180,12 @@ class PPOAgent:
         """
         self._require_own(buffer)
         config, norms = self.config, list[Tensor]()
-        epoch, is_too_far, measures = 0, False, None
+        epoch, is_too_far, meter = 0, False, EpochMeter()
         with self._undo_on_error():
             buffer.compute_advantages_and_returns(config.gamma, config.gae_lambda)
             rollout = PreparedRollout(buffer, self.policy, self.normalizer, config)
             while epoch < config.n_epochs and not is_too_far:
-                epoch, meter = epoch + 1, EpochMeter(self.spec, config.clip_range)
+                epoch, meter = epoch + 1, EpochMeter()
                 for minibatch, is_last in rollout.minibatches(self._shuffler):
                     batch = minibatch.evaluate(self.policy)
                     loss, terms = self.loss_function(self, batch)
@@ -193,22 +193,18 @@ class PPOAgent:
                     self._clear_gradient()
                     loss.backward()
                     meter.add(batch, loss, terms)
-                    if is_last:
-                        measures = meter.read()
-                        is_too_far = measures.approx_kl > config.kl_limit
+                    is_too_far = is_last and meter.read_kl() > config.kl_limit
                     if not is_too_far:
                         norms.append(self._clip_gradient())
                         self.optimizer.step()
-            explained, norm = self._read_last(rollout.explained_variance, norms)
-        assert measures is not None, "every epoch has a last minibatch"
-        return measures.report(
-            self.spec,
-            explained_variance=explained,
-            gradient_norm=norm,
-            epochs_run=epoch,
-            gradient_steps=len(norms),
-            stopped_early=is_too_far,
-        )
+            return meter.report(
+                self.spec,
+                config.clip_range,
+                rollout.explained_variance,
+                norms,
+                epochs_run=epoch,
+                stopped_early=is_too_far,
+            )
 
     def loss(self, batch: EvaluatedMinibatch) -> Loss:
         """Return the loss of a minibatch, and its terms by name.
@@ -221,11 +217,11 @@ class PPOAgent:
             batch.log_ratio, batch.advantages, batch.relevant, batch.n_free, config.clip_range
         )
         value = value_loss(batch.values, batch.returns, batch.old_values, config.clip_range_vf)
-        entropy = entropy_bonus(batch.entropies, batch.available, batch.n_free)
-        loss = policy + config.vf_coef * value
+        loss, terms = policy + config.vf_coef * value, {"policy_loss": policy, "value_loss": value}
         if config.ent_coef:
-            loss = loss - config.ent_coef * entropy
-        return loss, {"policy_loss": policy, "value_loss": value, "entropy": entropy}
+            terms["entropy"] = entropy_bonus(batch.entropies, batch.available, batch.n_free)
+            loss = loss - config.ent_coef * terms["entropy"]
+        return loss, terms
 
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:
@@ -241,17 +237,6 @@ class PPOAgent:
             scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             foreach._foreach_mul_(gradients, scale)
         return norm
-
-    def _read_last(self, explained_variance: Tensor, norms: list[Tensor]) -> tuple[float, float]:
-        """Return the explained variance and the mean norm of the gradients of an update."""
-        norm = torch.stack(norms).mean() if norms else torch.zeros_like(explained_variance)
-        explained, mean = tensors.read_numbers(torch.stack([explained_variance, norm]))
-        if not math.isfinite(mean):
-            raise NonFiniteError(
-                "a gradient of the update is not finite, so the update was undone; learning_rate "
-                "is too high, or the loss has no finite slope."
-            )
-        return explained, mean
 
     @contextmanager
     def _undo_on_error(self) -> Generator[None]:

@@ -81,129 +81,118 @@ class UpdateReport:
 
 
 class EpochMeter:
-    """Collects what happens in an epoch on the device, and reads it once at the end.
+    """Notes what happens in an epoch on the device; the host waits only where it reads numbers."""
 
-    Shapes: ``B`` minibatches.
-    """
-
-    def __init__(self, spec: ActionSpec, clip_range: float) -> None:
-        self._spec, self._clip_range = spec, clip_range
-        self._by_head: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        self._terms: list[Tensor] = []
-        self._names: list[str] = []
-        self._n_steps = 0
+    def __init__(self) -> None:
+        self._batches: list[EvaluatedMinibatch] = []
+        self._terms: list[dict[str, Tensor]] = []
 
     def add(self, batch: EvaluatedMinibatch, loss: Tensor, terms: Mapping[str, Tensor]) -> None:
         """Take note of a minibatch, its loss and the terms of its loss."""
-        log_ratio, entropies = batch.log_ratio.detach(), batch.entropies.detach()
-        self._by_head.append((log_ratio, entropies, batch.relevant, batch.available))
-        self._names = ["loss", *terms]
-        n_steps = loss.new_full((), len(log_ratio))
-        self._terms.append(torch.stack([batch.n_free, n_steps, loss, *terms.values()]).detach())
-        self._n_steps += len(log_ratio)
+        self._batches.append(batch)
+        self._terms.append({"loss": loss, **terms})
 
     @torch.no_grad()
-    def read(self) -> EpochMeasures:
-        """Return sums over all steps so far, the only time in an epoch that the host waits.
+    def read_kl(self) -> float:
+        """Return approx_kl, the mean of ``r - 1 - log r`` over heads and steps that mattered.
+
+        0 if every step was forced.
 
         Raises:
-            NonFiniteError: If a number is not finite.
+            NonFiniteError: If it or a loss is not finite.
         """
-        log_ratio, entropies, relevant, available = (
-            torch.cat(parts) for parts in zip(*self._by_head, strict=True)
-        )
-        low = math.log1p(-self._clip_range) if self._clip_range < 1.0 else -math.inf
-        is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(self._clip_range))
-        by_head = torch.stack(
-            [
-                kl_estimates(log_ratio),
-                is_clipped.to(log_ratio.dtype),
-                entropies * available,
-                relevant,
-                available,
-            ]
-        )
-        n_free, n_steps, *terms = torch.stack(self._terms, dim=1)  # [B] each
-        # A mean over a minibatch counts as often as the minibatch has steps.
-        totals = [
-            (term * (n_free if name in OF_FREE_STEPS else n_steps)).sum()
-            for name, term in zip(self._names, terms, strict=True)
-        ]
-        sums = torch.cat([torch.stack([n_free.sum(), *totals]), by_head.sum(dim=1).flatten()])
-        numbers = tensors.read_numbers(sums)
-        if not all(map(math.isfinite, numbers)):
+        log_ratio, relevant = self._join("log_ratio"), self._join("relevant")
+        losses = torch.stack([terms["loss"] for terms in self._terms])
+        sums = torch.stack([kl_estimates(log_ratio).sum(), relevant.sum(), losses.sum()])
+        kl, n_relevant, loss = tensors.read_numbers(sums)
+        if not math.isfinite(kl + loss):
             raise NonFiniteError(
                 "the loss of the update is not finite, so the update was undone; the observations "
                 "hold NaN or infinity, or learning_rate is too high."
             )
-        first, n_heads = 1 + len(totals), self._spec.n_heads
-        heads = [numbers[i : i + n_heads] for i in range(first, len(numbers), n_heads)]
-        named = dict(zip(self._names, numbers[1:first], strict=True))
-        return EpochMeasures(self._n_steps, numbers[0], named, *heads)
+        return kl / max(n_relevant, 1.0)
 
-
-OF_FREE_STEPS = ("policy_loss", "entropy")
-"""Terms of the loss that are means over free steps."""
-
-
-@dataclass(frozen=True)
-class EpochMeasures:
-    """Sums over the steps of an epoch, by head where it says so."""
-
-    n_steps: int
-    n_free: float
-    terms: dict[str, float]
-    kl: list[float]
-    clipped: list[float]
-    head_entropy: list[float]
-    relevant: list[float]
-    available: list[float]
-
-    @property
-    def approx_kl(self) -> float:
-        """Mean divergence over all heads and steps that mattered; 0 if every step was forced."""
-        return sum(self.kl) / max(sum(self.relevant), 1.0)
-
+    @torch.no_grad()
     def report(
         self,
         spec: ActionSpec,
-        *,
-        explained_variance: float,
-        gradient_norm: float,
-        epochs_run: int,
-        gradient_steps: int,
-        stopped_early: bool,
+        clip_range: float,
+        explained_variance: Tensor,
+        gradient_norms: list[Tensor],
+        **counts: int,
     ) -> UpdateReport:
-        """Return the report of an update that ended with this epoch."""
+        """Return the report of an update that ended with this epoch.
 
-        def by_head(sums: list[float], counts: list[float]) -> dict[str, float]:
-            return {
-                name: total / max(count, 1.0)
-                for name, total, count in zip(spec.names, sums, counts, strict=True)
-            }
+        Args:
+            spec: The heads of an action.
+            clip_range: Beyond which a ratio counts as clipped.
+            explained_variance: Of the returns, by the values as collected.
+            gradient_norms: Before clipping, of each gradient step of the update.
+            **counts: ``epochs_run`` and ``stopped_early`` of the report.
 
-        n_free = max(self.n_free, 1.0)
+        Raises:
+            NonFiniteError: If a gradient or a term of the loss is not finite.
+        """
+        log_ratio, relevant, available = map(self._join, ("log_ratio", "relevant", "available"))
+        low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
+        is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
+        entropies = self._join("entropies") * available
+        by_head = [kl_estimates(log_ratio), is_clipped.float(), entropies, relevant, available]
+        n_free = torch.stack([batch.n_free for batch in self._batches])
+        n_steps = n_free.new_tensor([len(batch.relevant) for batch in self._batches])
+        names, norms = list(self._terms[0]), torch.stack([*gradient_norms, n_free.new_zeros(())])
+        # A mean over a minibatch counts as often as the minibatch has steps.
+        totals = [
+            torch.stack([terms[name] for terms in self._terms])
+            @ (n_free if name in OF_FREE_STEPS else n_steps)
+            for name in names
+        ]
+        sums = [torch.stack([explained_variance, norms.sum(), n_free.sum(), *totals])]
+        sums += [part.sum(dim=0) for part in by_head]
+        explained, norm, free, *numbers = tensors.read_numbers(torch.cat(sums))
+        if not all(map(math.isfinite, (norm, *numbers))):
+            raise NonFiniteError(
+                "a gradient of the update is not finite, so the update was undone; learning_rate "
+                "is too high, or the loss has no finite slope."
+            )
+        n_heads = spec.n_heads
+        kl, clipped, entropy, n_relevant, n_available = (
+            numbers[i : i + n_heads] for i in range(len(names), len(numbers), n_heads)
+        )
+
+        def by_name(totals: list[float], counts: list[float]) -> dict[str, float]:
+            means = [total / max(count, 1.0) for total, count in zip(totals, counts, strict=True)]
+            return dict(zip(spec.names, means, strict=True))
+
         means = {
-            name: total / (n_free if name in OF_FREE_STEPS else self.n_steps)
-            for name, total in self.terms.items()
+            name: total / max(free if name in OF_FREE_STEPS else len(relevant), 1.0)
+            for name, total in zip(names, numbers, strict=False)
         }
+        n_mattered = max(sum(n_relevant), 1.0)
         return UpdateReport(
             loss=means.pop("loss"),
             policy_loss=means.pop("policy_loss", math.nan),
             value_loss=means.pop("value_loss", math.nan),
-            entropy=means.pop("entropy", math.nan),
+            entropy=means.pop("entropy", sum(entropy) / max(free, 1.0)),
             other_terms=means,
-            approx_kl=self.approx_kl,
-            joint_kl=sum(self.kl) / n_free,
-            approx_kl_by_head=by_head(self.kl, self.relevant),
-            clip_fraction=sum(self.clipped) / max(sum(self.relevant), 1.0),
-            clip_fraction_by_head=by_head(self.clipped, self.relevant),
-            entropy_by_head=by_head(self.head_entropy, self.available),
-            explained_variance=explained_variance,
-            gradient_norm=gradient_norm,
-            epochs_run=epochs_run,
-            gradient_steps=gradient_steps,
-            stopped_early=stopped_early,
-            n_steps=self.n_steps,
-            n_free_steps=round(self.n_free),
+            approx_kl=sum(kl) / n_mattered,
+            joint_kl=sum(kl) / max(free, 1.0),
+            approx_kl_by_head=by_name(kl, n_relevant),
+            clip_fraction=sum(clipped) / n_mattered,
+            clip_fraction_by_head=by_name(clipped, n_relevant),
+            entropy_by_head=by_name(entropy, n_available),
+            explained_variance=explained,
+            gradient_norm=norm / max(len(gradient_norms), 1),
+            epochs_run=counts["epochs_run"],
+            gradient_steps=len(gradient_norms),
+            stopped_early=bool(counts["stopped_early"]),
+            n_steps=len(relevant),
+            n_free_steps=round(free),
         )
+
+    def _join(self, name: str) -> Tensor:
+        return torch.cat([getattr(batch, name) for batch in self._batches])
+
+
+OF_FREE_STEPS = ("policy_loss", "entropy")
+"""Terms of the loss that are means over free steps."""

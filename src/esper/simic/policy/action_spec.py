@@ -6,7 +6,7 @@ head, ``O`` ops (choices of the op head).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
@@ -19,14 +19,11 @@ from torch import Tensor
 
 from esper.errors import (
     ActionSpecError,
-    ShapeError,
     UnknownHeadError,
     ValueRangeError,
     did_you_mean,
 )
 from esper.simic.tensors import INTEGERS, check_tensor
-
-MaskLike = Tensor | np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +62,12 @@ class ActionSpec:
         table = tuple(tuple(bool(entry) for entry in row) for row in self.relevance)
         object.__setattr__(self, "relevance", table)
         _check_relevance(table, self)
+        fields = (self.names, self.sizes, self.op_head, table, self.dims)
+        object.__setattr__(self, "_hash", hash(fields))
+
+    def __hash__(self) -> int:
+        # Kept, because tables of a specification are looked up in every minibatch.
+        return self.__dict__["_hash"]
 
     @classmethod
     def independent(
@@ -175,38 +178,6 @@ class ActionSpec:
         n_readers = op_masks.float() @ relevance_table(self, op_masks.device).float()
         return n_readers > 0
 
-    def pad_masks(self, masks: Mapping[str, MaskLike] | Sequence[MaskLike]) -> Tensor:
-        """Return per-head masks ``[B, size]`` as one bool tensor ``[B, D, K]``.
-
-        Takes a mapping from head name to mask or a sequence in the order of ``names``; the masks
-        may be tensors or arrays (Gymnasium's ``info["action_mask"]`` is such a sequence).
-        """
-        names = self.names[: self.n_discrete]
-        if isinstance(masks, Mapping):
-            for head in masks:
-                self.index(head)
-            missing = [name for name in names if name not in masks]
-            rows = [masks[name] for name in names if name in masks]
-        else:
-            missing = list(names[len(masks) :])
-            rows = list(masks)
-        if missing or len(rows) != self.n_discrete:
-            raise ShapeError(
-                f"masks has {len(rows)} heads, without {missing}; one mask for each of "
-                f"{', '.join(names)} is needed."
-            )
-        tensors = [
-            as_flags(torch.as_tensor(row), f"the mask of head {name!r}")
-            for name, row in zip(names, rows, strict=True)
-        ]
-        batch = len(tensors[0]) if tensors[0].ndim else 0
-        for name, size, mask in zip(names, self.sizes, tensors, strict=True):
-            check_tensor(f"the mask of head {name!r}", mask, (batch, size))
-        padded = tensors[0].new_zeros(batch, self.n_discrete, self.n_choices)
-        for column, (size, mask) in enumerate(zip(self.sizes, tensors, strict=True)):
-            padded[:, column, :size] = mask
-        return padded
-
 
 def action_parts(space: spaces.Space[Any]) -> list[tuple[str, spaces.Space[Any]]]:
     """Return the parts of an action space, each with its name in a ``Dict`` or ``Tuple``.
@@ -249,21 +220,6 @@ def part_sizes(part: spaces.Space[Any]) -> list[int]:
         return [int(n) for n in part.nvec]
     assert isinstance(part, spaces.MultiBinary), "action_parts checks the kind"
     return [2] * int(part.shape[0])
-
-
-def as_flags(mask: Tensor, what: str) -> Tensor:
-    """Return a mask as bool.
-
-    Raises:
-        ValueRangeError: If it holds anything but bool, 0 and 1.
-    """
-    flags = mask.bool()
-    if mask.dtype is not torch.bool and not torch.equal(flags.to(mask.dtype), mask):
-        odd = mask[flags.to(mask.dtype) != mask].flatten()[0]
-        raise ValueRangeError(
-            f"{what} holds {odd.item():g}; 1 or True is legal, 0 or False is not."
-        )
-    return flags
 
 
 @lru_cache(maxsize=64)

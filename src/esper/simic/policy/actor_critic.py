@@ -82,11 +82,8 @@ class ActorCriticPolicy(Policy):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-        legal: Tensor | None,
-        actions: Tensor,
-        numbers: Tensor | None = None,
     ) -> Evaluation:
-        """Return what the policy says about steps; see :meth:`Policy.evaluate`."""
+        """Return what the network says about steps; see :meth:`Policy.evaluate`."""
         if self.state_size:
             features, for_value = self._run_sequences(observations, resets, state)
             if cells is not None:
@@ -94,9 +91,7 @@ class ActorCriticPolicy(Policy):
                 for_value = for_value.index_select(0, cells)
         else:
             features, for_value, _ = self._features(observations, state)
-        outputs, values = self._output(features, for_value)
-        log_probs, entropies = self.heads.evaluate(outputs, legal, actions, numbers)
-        return Evaluation(log_probs, entropies, values, features)
+        return Evaluation(*self._output(features, for_value), features)
 
     @property
     def is_value_trained(self) -> bool:

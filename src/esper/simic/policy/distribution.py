@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of factored actions: one masked softmax over all heads at once.
+"""Drawing factored actions, and their log-probabilities: one masked softmax over all heads at once.
 
 Shapes: ``N`` steps, ``D`` discrete heads, ``K`` choices of the widest, ``P`` choices of all heads
 side by side.
@@ -42,23 +42,6 @@ def masked_log_softmax(spec: ActionSpec, logits: Tensor, legal: Tensor | None) -
         legal = all_choices(spec, logits.device)
     bounded = padded if legal is None else torch.where(legal, padded, LOWEST)
     return bounded.log_softmax(dim=-1)
-
-
-def evaluate_actions(
-    spec: ActionSpec, logits: Tensor, legal: Tensor | None, actions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the log-probability and the entropy of every discrete head, both ``[N, D]``.
-
-    Args:
-        spec: The heads of an action.
-        logits: ``[N, P]``.
-        legal: ``[N, D, K]`` bool, the choices that were legal given what was drawn before them;
-            None if every choice was.
-        actions: ``[N, D]`` integer, the choices that were taken.
-    """
-    log_p = masked_log_softmax(spec, logits, legal)
-    taken = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    return taken, -(log_p.exp() * log_p).sum(dim=-1)
 
 
 def draw_actions(

@@ -22,8 +22,12 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(16)
 
 def log_density(mean: Tensor, log_std: Tensor, numbers: Tensor) -> Tensor:
     """Return the log-density ``[N, C]`` of numbers under ``N(mean, exp(log_std)^2)``."""
-    deviations = (numbers - mean) * (-log_std).exp()
-    return -0.5 * deviations.square() - log_std - _HALF_LOG_TAU
+    return log_density_of_noise((numbers - mean) / log_std.exp(), log_std)
+
+
+def log_density_of_noise(noise: Tensor, log_std: Tensor) -> Tensor:
+    """Return the log-density ``[N, C]`` of numbers that are ``noise`` deviations from the mean."""
+    return -0.5 * noise.square() - (log_std + _HALF_LOG_TAU)
 
 
 def entropy(mean: Tensor, log_std: Tensor, *, squash: bool) -> Tensor:

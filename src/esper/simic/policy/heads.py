@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.simic.policy.action_spec import ActionSpec, all_choices
-from esper.simic.policy.distribution import draw_actions, evaluate_actions, masked_log_softmax
-from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
+from esper.simic.policy.distribution import draw_actions, masked_log_softmax
+from esper.simic.policy.gaussian import (
+    entropy,
+    log_density,
+    log_density_of_noise,
+    sum_by_head,
+)
 from esper.simic.policy.masks import ChoiceMasks, HeadLayout, layout_of
 from esper.simic.tensors import to_device
 
@@ -50,12 +55,12 @@ class ActionHeads(nn.Module):
             layout = self._layout(outputs.device)
             actions, log_probs, legal = draw_actions(layout, outputs, choices, generator)
             return actions, None, log_probs, legal
-        mean = outputs[:, self.n_logits :]
-        numbers = mean
+        numbers = mean = outputs[:, self.n_logits :]
+        noise = torch.zeros_like(mean)
         if generator is not None:
             noise = to_device(torch.randn(mean.shape, generator=generator), mean.device)
-            numbers = mean + self.log_std.exp() * noise
-        density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
+            numbers = torch.addcmul(mean, self.log_std.exp(), noise)
+        density = sum_by_head(log_density_of_noise(noise, self.log_std), self.spec.dims)
         if not self.n_logits:
             return choices.legal.new_zeros(len(mean), 0).long(), numbers, density, choices.legal
         logits = outputs[:, : self.n_logits]
@@ -68,31 +73,62 @@ class ActionHeads(nn.Module):
             self._drawn_layout = layout_of(self.spec, device)
         return self._drawn_layout
 
-    def evaluate(
-        self, outputs: Tensor, legal: Tensor | None, actions: Tensor, numbers: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies ``[N, H]`` of actions that were taken.
+    def distribution(self, outputs: Tensor, legal: Tensor | None) -> ActionDistribution:
+        """Return what outputs ``[N, P + C]`` say about actions.
 
         Args:
             outputs: ``[N, P + C]``.
             legal: ``[N, D, K]`` bool, the choices that were legal given what was drawn before them;
                 None if every choice was.
-            actions: ``[N, D]`` choices taken.
-            numbers: ``[N, C]`` numbers drawn, before clipping or squashing.
         """
         if self.log_std is None:
-            return evaluate_actions(self.spec, outputs, legal, actions)
-        assert numbers is not None, "continuous heads store the numbers drawn"
-        mean = outputs[:, self.n_logits :]
-        density = sum_by_head(log_density(mean, self.log_std, numbers), self.spec.dims)
-        spread = sum_by_head(entropy(mean, self.log_std, squash=self.squash), self.spec.dims)
-        if not self.n_logits:
-            return density, spread
-        logits = outputs[:, : self.n_logits]
-        log_probs, entropies = evaluate_actions(self.spec, logits, legal, actions)
-        return torch.cat([log_probs, density], dim=1), torch.cat([entropies, spread], dim=1)
+            return ActionDistribution(self, masked_log_softmax(self.spec, outputs, legal))
+        log_p = None
+        if self.n_logits:
+            log_p = masked_log_softmax(self.spec, outputs[:, : self.n_logits], legal)
+        # A copy, because a gradient step changes the parameter.
+        return ActionDistribution(self, log_p, outputs[:, self.n_logits :], self.log_std.clone())
 
     def probabilities(self, outputs: Tensor, legal: Tensor) -> Tensor:
         """Return the probability ``[N, P]`` of each choice of each discrete head."""
         p = masked_log_softmax(self.spec, outputs[:, : self.n_logits], legal).exp()
         return p[:, all_choices(self.spec, p.device)]
+
+
+class ActionDistribution:
+    """How likely each action is at some steps. Gradients flow through all that it returns."""
+
+    def __init__(
+        self,
+        heads: ActionHeads,
+        log_p: Tensor | None,
+        mean: Tensor | None = None,
+        log_std: Tensor | None = None,
+    ) -> None:
+        self._heads, self._log_p, self._mean, self._log_std = heads, log_p, mean, log_std
+
+    def log_probs(self, actions: Tensor, numbers: Tensor | None) -> Tensor:
+        """Return the log-probability ``[N, H]`` of what each head chose.
+
+        Args:
+            actions: ``[N, D]`` choices taken.
+            numbers: ``[N, C]`` numbers drawn, before clipping or squashing.
+        """
+        parts = list[Tensor]()
+        if self._log_p is not None:
+            parts.append(self._log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1))
+        if self._mean is not None and self._log_std is not None:
+            assert numbers is not None, "continuous heads store the numbers drawn"
+            density = log_density(self._mean, self._log_std, numbers)
+            parts.append(sum_by_head(density, self._heads.spec.dims))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def entropies(self) -> Tensor:
+        """Return the entropy ``[N, H]`` of each head."""
+        parts = list[Tensor]()
+        if self._log_p is not None:
+            parts.append(-(self._log_p.exp() * self._log_p).sum(dim=-1))
+        if self._mean is not None and self._log_std is not None:
+            spread = entropy(self._mean, self._log_std, squash=self._heads.squash)
+            parts.append(sum_by_head(spread, self._heads.spec.dims))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

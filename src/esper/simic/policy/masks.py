@@ -5,18 +5,15 @@ Shapes: ``B`` environments, ``H`` heads, ``K`` choices of the widest head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from esper.errors import ActionSpecError
-from esper.simic.policy.action_spec import ActionSpec, MaskLike, all_choices, as_flags
-from esper.simic.tensors import check_tensor, to_device
+from esper.simic.policy.action_spec import ActionSpec, all_choices
+from esper.simic.tensors import to_device
 
 
 @dataclass(frozen=True)
@@ -82,80 +79,11 @@ def join_masks(parts: Sequence[ChoiceMasks]) -> ChoiceMasks:
     return ChoiceMasks(torch.cat([part.legal for part in parts]), tuple(conditions))
 
 
-class PolicyMasks(Protocol):
-    """Masks of some other kind that know their form for a policy."""
-
-    def for_policy(self) -> ChoiceMasks:
-        """Return the legal choices and what rules them out."""
-        ...
-
-
-MaskInput = (
-    ChoiceMasks
-    | PolicyMasks
-    | Tensor
-    | np.ndarray
-    | Mapping[str, MaskLike]
-    | Sequence[MaskLike]
-    | None
-)
-
-
-def as_choice_masks(
-    spec: ActionSpec, masks: MaskInput, batch: int, device: torch.device
-) -> ChoiceMasks:
-    """Read masks of a batch of environments in any of the forms that users have them in.
-
-    ``ChoiceMasks``; growth's ``ActionMasks``; one padded tensor or array ``[B, D, K]``; a mask
-    ``[B, size]`` for each head, by name or in order; or None, when every choice is legal.
-    """
-    if masks is None:
-        return every_choice(spec, device, batch)
-    if isinstance(masks, np.ndarray) and masks.ndim == 3:
-        masks = as_flags(torch.from_numpy(masks), "the mask").to(device)
-    if hasattr(masks, "for_policy"):
-        choices = cast(PolicyMasks, masks).for_policy()
-    elif isinstance(masks, ChoiceMasks):
-        choices = masks
-    elif isinstance(masks, Tensor):
-        choices = ChoiceMasks(masks)
-    else:
-        per_head = cast(Mapping[str, MaskLike] | Sequence[MaskLike], masks)
-        choices = ChoiceMasks(spec.pad_masks(per_head).to(device))
-    choices = choices.to(device)
-    legal = choices.legal
-    check_tensor("masks", legal, [batch, spec.n_discrete, spec.n_choices], torch.bool, device)
-    if isinstance(masks, Tensor) or (isinstance(masks, ChoiceMasks) and not masks.is_padded):
-        # A user's padding may hold anything; a choice beyond a head's last does not exist.
-        choices = ChoiceMasks(legal & all_choices(spec, device), choices.conditions)
-    if choices.conditions:
-        _check_conditions(spec, choices)
-    return choices
-
-
 @lru_cache(maxsize=64)
 def every_choice(spec: ActionSpec, device: torch.device, batch: int) -> ChoiceMasks:
     """Return masks of a batch of environments in which everything is legal."""
     legal = all_choices(spec, device).expand(batch, -1, -1).contiguous()
     return ChoiceMasks(legal, is_padded=True, is_everything=True)
-
-
-def _check_conditions(spec: ActionSpec, choices: ChoiceMasks) -> None:
-    """Refuse conditions that could not be applied, or not in this order."""
-    # Without relevance to decide, the op is a head like any other.
-    parents = set[int]() if spec.is_independent else {spec.op_index}
-    for condition in choices.conditions:
-        child, parent, table = condition.child, condition.parent, condition.table
-        if child in parents:
-            raise ActionSpecError(
-                f"a condition restricts head {spec.names[child]!r} after it was drawn; the op "
-                "cannot be restricted, and a head must be before it restricts another."
-            )
-        parents.add(parent)
-        name = f"the condition of head {spec.names[child]!r} on {spec.names[parent]!r}"
-        batch = [len(choices.legal)] if table.ndim == 3 else []
-        needed = [*batch, spec.sizes[parent], spec.sizes[child]]
-        check_tensor(name, table, needed, torch.bool, choices.legal.device)
 
 
 # The logit of an illegal choice: below any other, and its products with gradients stay finite.

@@ -119,7 +119,11 @@ class ImageEncoder(nn.Module):
             layers = [(32, 3, 1, 1), *[(32, 3, 2, 1)] * n_halvings]
         stack: list[nn.Module] = []
         for n_out, kernel, stride, padding in layers:
-            stack += [nn.Conv2d(channels, n_out, kernel, stride, padding), nn.ReLU()]
+            if (height, width, padding) == (kernel, kernel, 0):
+                # One position is left; PyTorch takes three times as long to convolve it.
+                stack += [nn.Flatten(), nn.Linear(channels * kernel**2, n_out), nn.ReLU()]
+            else:
+                stack += [nn.Conv2d(channels, n_out, kernel, stride, padding), nn.ReLU()]
             channels = n_out
             height = (height + 2 * padding - kernel) // stride + 1
             width = (width + 2 * padding - kernel) // stride + 1

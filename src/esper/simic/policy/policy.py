@@ -20,11 +20,11 @@ from esper.simic import tensors
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.distribution import raise_unsound
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import MaskInput, as_choice_masks
+from esper.simic.policy.mask_reader import as_choice_masks
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Decision:
     """What a policy chose for each environment, and what the update needs to know about it."""
 
@@ -74,12 +74,10 @@ class Decision:
 
 
 class Evaluation(NamedTuple):
-    """What a policy says about steps that were taken. Gradients flow through all of it."""
+    """What a policy's network says about steps. Gradients flow through all of it."""
 
-    log_probs: Tensor
-    """``[N, H]`` of what each head chose."""
-    entropies: Tensor
-    """``[N, H]``."""
+    outputs: Tensor
+    """``[N, P + C]`` that the heads turn into probabilities."""
     values: Tensor
     """``[N]`` in the units that the critic learns in."""
     features: Tensor
@@ -111,11 +109,8 @@ class Policy(nn.Module, ABC):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-        legal: Tensor | None,
-        actions: Tensor,
-        numbers: Tensor | None = None,
     ) -> Evaluation:
-        """Return log-probabilities, entropies, values and features of steps that were taken.
+        """Return outputs, values and features of steps.
 
         Args:
             observations: ``[L, R, ...]``, a grid of sequences side by side; ``[N, ...]`` for a
@@ -123,9 +118,6 @@ class Policy(nn.Module, ABC):
             resets: ``[L, R]`` bool, cells that only set the state to zero; None for none.
             state: ``[R, state size]`` before the first row.
             cells: ``[N]`` the cells of the grid, row by row, that are steps; None for all.
-            legal: ``[N, D, K]`` bool, the choices that were legal; None if all were.
-            actions: ``[N, D]`` the choices taken.
-            numbers: ``[N, C]`` the numbers drawn by continuous heads.
         """
 
     @property
@@ -149,7 +141,7 @@ class Policy(nn.Module, ABC):
     def act(
         self,
         observations: Observations,
-        masks: MaskInput,
+        masks: Any,
         state: Tensor,
         generator: torch.Generator | None,
     ) -> Decision:

@@ -95,26 +95,8 @@ class RecurrentTrunk(Policy):
         resets: Tensor | None,
         state: Tensor,
         cells: Tensor | None,
-        legal: Tensor | None,
-        actions: Tensor,
-        numbers: Tensor | None = None,
     ) -> Evaluation:
-        """Return what the policy says about steps; see :meth:`Policy.evaluate`."""
-        outputs, values, hidden = self.run_sequences(observations, resets, state, cells)
-        log_probs, entropies = self.heads.evaluate(outputs, legal, actions, numbers)
-        return Evaluation(log_probs, entropies, values, hidden)
-
-    def run_sequences(
-        self,
-        observations: Observations,
-        resets: Tensor | None,
-        state: Tensor,
-        cells: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return head outputs ``[N, P]``, values ``[N]`` and LSTM outputs ``[N, M]``.
-
-        Arguments are those of :meth:`Policy.evaluate`.
-        """
+        """Return what the network says about steps; see :meth:`Policy.evaluate`."""
         grid = next(iter(leaves_of(observations).values())).shape[:2]
         encoded, extra = self._encode(map_leaves(lambda leaf: leaf.flatten(0, 1), observations))
         features = torch.relu(encoded).view(*grid, -1)
@@ -131,7 +113,7 @@ class RecurrentTrunk(Policy):
         if cells is not None:
             hidden = hidden.index_select(0, cells)
             extra = None if extra is None else extra.index_select(-2, cells)
-        return *self._output(hidden, extra), hidden
+        return Evaluation(*self._output(hidden, extra), hidden)
 
     @property
     def is_value_trained(self) -> bool:

@@ -68,7 +68,7 @@ class VectorCollector:
     """Steps environments with an agent, from one buffer to the next without interruption.
 
     Environments say what is legal in ``info["action_mask"]`` or by a method ``action_masks()``; see
-    :class:`~esper.simic.rollout.actions.MaskReader` for the forms. Growth environments give the
+    :class:`~esper.simic.policy.mask_reader.MaskReader` for the forms. Growth environments give the
     legal combinations in an attribute ``masks``.
     """
 

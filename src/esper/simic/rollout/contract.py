@@ -20,8 +20,9 @@ from esper.errors import EsperError, shown, type_of
 from esper.formatting import html_table, many
 from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.masks import ChoiceMasks, as_choice_masks
-from esper.simic.rollout.actions import ActionCodec, MaskReader
+from esper.simic.policy.mask_reader import MaskReader, as_choice_masks
+from esper.simic.policy.masks import ChoiceMasks
+from esper.simic.rollout.actions import ActionCodec
 from esper.simic.rollout.mask_sources import (
     MASK_KEYS,
     OBSERVED_MASK,

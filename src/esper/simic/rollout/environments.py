@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from esper.arrays import Flags
 from esper.errors import ShapeError, UnsupportedEnvironmentError, type_of
 from esper.simic.policy.action_spec import ActionSpec
-from esper.simic.policy.masks import ChoiceMasks, PolicyMasks, join_masks
+from esper.simic.policy.mask_reader import MaskReader, PolicyMasks
+from esper.simic.policy.masks import ChoiceMasks, join_masks
 from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of
-from esper.simic.rollout.actions import ActionCodec, MaskReader
+from esper.simic.rollout.actions import ActionCodec
 from esper.simic.rollout.env_state import load_env_state, save_env_state
 from esper.simic.rollout.mask_sources import (
     MASK_KEYS,

@@ -20,9 +20,9 @@ from esper.errors import (
     UnsupportedEnvironmentError,
     type_of,
 )
+from esper.simic.policy.mask_reader import MaskReader
 from esper.simic.policy.masks import ChoiceMasks
 from esper.simic.policy.observations import ObservationSpec
-from esper.simic.rollout.actions import MaskReader
 
 Env = gymnasium.Env[Any, Any]
 
