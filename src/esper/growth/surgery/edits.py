@@ -45,6 +45,12 @@ class Replacement:
         """Whether it is a new parameter, or one with more entries than before."""
         return isinstance(self.new, nn.Parameter) and (self.old is None or bool(self.indices))
 
+    def old_entries(self) -> Tensor:
+        """Return which entries of the new tensor were there before."""
+        if self.old is None:
+            return torch.zeros_like(self.new, dtype=torch.bool)
+        return self.carry(torch.ones_like(self.old, dtype=torch.bool))
+
     def carry(self, value: Tensor, fill: Any = 0) -> Tensor:
         """Return a tensor of the old one's shape in the new one's, with a fill for new entries."""
         for axis, index in self.kept.items():
