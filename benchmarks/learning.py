@@ -1,4 +1,4 @@
-"""Compare what Esper's PPO learns with Stable-Baselines3 and sb3-contrib, on ten tasks.
+"""Compare what Esper's PPO learns with Stable-Baselines3 and sb3-contrib, on thirteen tasks.
 
 Run:  make bench-learning   or, where the peers are installed:  python benchmarks/learning.py
 
@@ -289,8 +289,10 @@ def draw(rows: list[Row]) -> None:
 
     colors = {"esper": "C3", "sb3": "C0", "maskable": "C2", "recurrent": "C1"}
     styles = {"defaults": "-", "matched": "--", "joint clip": ":"}
-    figure, axes = plt.subplots(2, 5, figsize=(15, 5.6), layout="constrained")
-    for axis, (name, task) in zip(axes.flat, TASKS.items(), strict=True):
+    figure, axes = plt.subplots(3, 5, figsize=(15, 8.4), layout="constrained")
+    for axis in axes.flat[len(TASKS) :]:
+        axis.set_visible(False)
+    for axis, (name, task) in zip(axes.flat, TASKS.items(), strict=False):
         axis.set_title(f"{name} (best {task.best:g})", fontsize=9)
         axis.tick_params(labelsize=7)
         for row in rows:

@@ -1,4 +1,4 @@
-"""The tasks of the learning benchmark: four of Gymnasium's and six small ones.
+"""The tasks of the learning benchmark: four of Gymnasium's and nine small ones.
 
 The environments with masks raise an error if an illegal action is taken.
 """

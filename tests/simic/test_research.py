@@ -150,6 +150,20 @@ def test_a_loss_of_ones_own_is_minimised_and_its_terms_are_reported() -> None:
     assert size_of_features(with_penalty) < 0.2 * size_of_features(None)
 
 
+def test_a_term_of_the_loss_may_be_of_any_dtype_and_is_a_mean_over_steps() -> None:
+    def counting(agent: PPOAgent, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, terms = agent.loss(batch)
+        size = torch.tensor(len(batch.returns))
+        return loss, {**terms, "size": size, "wide": size.double()}
+
+    plain = make_agent(n_epochs=1, n_minibatches=3)
+    agent = PPOAgent(plain.spec, plain.policy, plain.config, loss=counting)
+    report = agent.update(fill(agent))  # 44 steps
+    sizes = report.other_terms["size"]
+    assert 44 / 3 <= sizes < 44
+    assert report.other_terms["wide"] == pytest.approx(sizes)
+
+
 def test_a_loss_may_be_overridden_and_sees_what_the_update_sees() -> None:
     seen: list[Any] = []
 

@@ -1,5 +1,8 @@
 """An action specification cannot contradict itself, and reads masks in the forms users have."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -131,6 +134,18 @@ def test_action_spaces_that_have_no_heads_are_named(space: spaces.Space[Any]) ->
 
 
 SPEC = ActionSpec.independent([2, 3], ["move", "door"])
+
+
+def test_equal_specifications_hash_alike_in_every_process() -> None:
+    code = (
+        "from esper.simic import ActionSpec;"
+        "print(hash(ActionSpec.independent([2, 3], ['move', 'door'])))"
+    )
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert int(done.stdout) == hash(SPEC)
 
 
 def test_ops_that_do_not_exist_are_refused() -> None:

@@ -21,14 +21,11 @@ def reverse_scan(inputs: Tensor, decay: float, stops: Tensor) -> Tensor:
         decay: What each step keeps of its successor.
         stops: ``[..., T]`` bool, where nothing is carried over from the next step.
     """
-    total, stopped, weight, reach = inputs.clone(), stops, decay, 1
-    n_steps = inputs.shape[-1]
-    while reach < n_steps:
-        head, tail = total[..., :-reach], total[..., reach:]
-        joined = torch.where(stopped[..., :-reach], head, head + weight * tail)
-        total = torch.cat([joined, total[..., n_steps - reach :]], dim=-1)
-        is_cut = stopped[..., :-reach] | stopped[..., reach:]
-        stopped = torch.cat([is_cut, stopped[..., n_steps - reach :]], dim=-1)
+    total, stopped, weight, reach = inputs.clone(), stops.clone(), decay, 1
+    while reach < inputs.shape[-1]:
+        tail = total[..., reach:].masked_fill(stopped[..., :-reach], 0.0)
+        total[..., :-reach].add_(tail, alpha=weight)
+        stopped[..., :-reach].logical_or_(stopped[..., reach:].clone())
         weight, reach = weight * weight, 2 * reach
     return total
 

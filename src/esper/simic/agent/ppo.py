@@ -140,8 +140,9 @@ class PPOAgent:
 
         Args:
             observations: ``[E, ...]``.
-            masks: The legal choices: a padded bool tensor ``[E, D, K]``, a mask ``[E, size]`` for
-                each head (by name or in order), growth's ``ActionMasks``, or None for all.
+            masks: The legal choices: a bool tensor ``[E, D, K]``, growth's ``ActionMasks``, what
+                :class:`~esper.simic.policy.mask_reader.MaskReader` reads (one array, a tuple or
+                a dict for each environment), or None for all.
             state: ``[E, state size]`` from :meth:`initial_state` or the last decision.
             episode_starts: ``[E]`` bool, environments whose state is reset first.
             deterministic: Take the most likely action instead of drawing one.

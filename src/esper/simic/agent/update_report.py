@@ -143,8 +143,10 @@ class EpochMeter:
         names, norms = list(self._terms[0]), torch.stack([*gradient_norms, n_free.new_zeros(())])
         # A mean over a minibatch counts as often as the minibatch has steps.
         totals = [
-            torch.stack([terms[name] for terms in self._terms])
-            @ (n_free if name in OF_FREE_STEPS else n_steps)
+            (
+                torch.stack([terms[name] for terms in self._terms])
+                * (n_free if name in OF_FREE_STEPS else n_steps)
+            ).sum()
             for name in names
         ]
         sums = [torch.stack([explained_variance, norms.sum(), n_free.sum(), *totals])]

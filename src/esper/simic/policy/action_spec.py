@@ -62,8 +62,8 @@ class ActionSpec:
         table = tuple(tuple(bool(entry) for entry in row) for row in self.relevance)
         object.__setattr__(self, "relevance", table)
         _check_relevance(table, self)
-        fields = (self.names, self.sizes, self.op_head, table, self.dims)
-        object.__setattr__(self, "_hash", hash(fields))
+        # Of numbers alone, which every process hashes alike: a specification may be pickled.
+        object.__setattr__(self, "_hash", hash((self.sizes, table, self.dims)))
 
     def __hash__(self) -> int:
         # Kept, because tables of a specification are looked up in every minibatch.
