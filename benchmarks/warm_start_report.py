@@ -13,6 +13,8 @@ from esper.statistics import paired_interval
 from warm_start_problems import PROBLEMS
 
 Row = dict[str, Any]
+MIN_SEEDS = 3
+"""With fewer seeds there are no intervals."""
 
 
 class Runs(Protocol):
@@ -102,9 +104,10 @@ def _comparison(runs: Runs, name: str, base: str) -> list[str]:
     )
     return [
         f"## {problem.title[0].upper()}{problem.title[1:]}, {base} rate",
-        f"Test {unit}, mean of {len(seeds)} seeds; below it the difference to continuing, paired "
-        "by seed, with its 95% interval, and on how many seeds it is better. The given model has "
-        f"{given:.{digits}f} after {problem.unit:g} GFLOPs. Learning rates chosen on another seed: "
+        f"Test {unit}, mean of seeds; below it the difference to continuing, paired by seed, with "
+        f"its 95% interval, and on how many seeds it is better. {_finished(runs, seeds)} The given "
+        f"model has {given:.{digits}f} after {problem.unit:g} GFLOPs. Learning rates were chosen "
+        "on another seed at +100%: "
         f"given {runs.base_rate(name):g}, {chosen}; the larger model: {sizes}.",
         _table(["extra FLOPs", *arms], rows),
     ]
@@ -129,11 +132,17 @@ def _forgetting(runs: Runs) -> list[str]:
     return [
         "## Forgetting: prose, then code",
         "The GPT is trained on the book that ships with Esper, then on Python's library with half "
-        f"of the FLOPs. Test losses in nats, mean of {len(seeds)} seeds; before, it has "
-        f"{before[0]} on prose and {before[1]} on code. Rates are relative to that of the first "
+        f"of the FLOPs. Test losses in nats, mean of seeds. {_finished(runs, seeds)} Before, it "
+        f"has {before[0]} on prose and {before[1]} on code. Rates are relative to that of the first "
         "training; all are shown, because a lower one learns less and forgets less.",
         _table(head, rows),
     ]
+
+
+def _finished(runs: Runs, seeds: Sequence[Any]) -> str:
+    """Return how much of a section has been run."""
+    n_done, n_all = len(seeds), runs.n_seeds
+    return f"{n_done} seeds." if n_done == n_all else f"**Unfinished: {n_done} of {n_all} seeds.**"
 
 
 def _collect(n_seeds: int, results: Callable[[int], Any]) -> list[Any]:
@@ -155,6 +164,8 @@ def _mean(values: Iterable[float]) -> float:
 def _difference(values: Sequence[float], others: Sequence[float], digits: int) -> str:
     is_score = digits == 2
     wins = sum((a > b) == is_score and a != b for a, b in zip(values, others, strict=True))
+    if len(values) < MIN_SEEDS:
+        return f"{_mean(values) - _mean(others):+.{digits}f} {wins}/{len(values)}"
     gap = paired_interval(values, others)
     low, high = f"{gap.low:+.{digits}f}", f"{gap.high:+.{digits}f}"
     return f"{gap.mean:+.{digits}f} [{low}, {high}] {wins}/{len(values)}"

@@ -46,6 +46,9 @@ from esper.modes import evaluation_mode
 At = str | Sequence[str] | None
 """Names of what to change; None for everything."""
 
+MAX_LEFT_OUT = 4
+"""With more groups, it is not tried which of them to leave out; each try takes a while."""
+
 N_SEEDS = 16
 """Seeds with which a model that draws random numbers must return the same."""
 
@@ -329,7 +332,8 @@ class Operation:
                 return variant, chosen, edits, []
             alone = [[each] for each in chosen] if len(chosen) > 1 else []
             # Fields may give the sizes of several groups, so that none can change alone.
-            but_one = [[e for e in chosen if e is not left] for left in chosen] if alone[2:] else []
+            but_one = [[each for each in chosen if each is not left] for left in chosen]
+            but_one = but_one if 2 < len(chosen) <= MAX_LEFT_OUT else []
             own: list[Any] = []
             for part in (*but_one, *alone):
                 if len(own) < len(chosen) - 1 and (edits := self._apply_whole(variant, part)):
