@@ -11,7 +11,6 @@ from torch import nn
 
 from esper.config.growth import PopulationConfig
 from esper.errors import IllegalActionError
-from esper.growth.hosts import slot_names
 from esper.growth.placement import add_slots
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
@@ -37,6 +36,7 @@ from tests.populations.worlds import (
     compiled,
     in_torch,
     make_specs,
+    module_slots,
     to_double,
 )
 
@@ -126,13 +126,13 @@ def life_script(slots: list[str], blueprints: tuple[str, str]) -> list[list[Grow
 
 
 BLUEPRINT_PAIRS = {
-    "mlp": [("widen_medium", "mlp_small"), ("low_rank", "norm")],
+    "mlp": [("mlp_large", "mlp_small"), ("low_rank", "norm")],
     "cnn": [
-        ("widen_medium", "attention"),
+        ("conv_small", "attention"),
         ("norm", "conv_light"),
         ("depthwise", "bottleneck"),
     ],
-    "gpt": [("widen_medium", "self_attention"), ("lora_small", "mlp_large")],
+    "gpt": [("mlp_small", "self_attention"), ("lora_small", "mlp_large")],
 }
 
 
@@ -161,14 +161,14 @@ def test_both_forms_agree_over_a_whole_life_in_double_precision(
         seed_lr_factor=0.5,
     )
     pair = make_pair(design, config, torch.float64)
-    script = life_script(slot_names(CONFIGS[design]), blueprints)
+    script = life_script(module_slots(CONFIGS[design]), blueprints)
     run_together(pair, script, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("design", ONE_DESIGN)
 def test_five_epochs_agree_to_1e_4_in_single_precision(design: str) -> None:
     pair = make_pair(design, PopulationConfig(batch_size=8), torch.float32)
-    script = life_script(slot_names(CONFIGS[design]), BLUEPRINT_PAIRS[design][0])
+    script = life_script(module_slots(CONFIGS[design]), BLUEPRINT_PAIRS[design][0])
     run_together(pair, script[:5], tolerance=1e-4)
 
 
@@ -223,7 +223,7 @@ def test_both_forms_accept_and_reject_the_same_random_actions(design: str) -> No
 def test_a_state_continues_in_either_form(source: Make, target: Make) -> None:
     specs = make_specs(MLP, SIZES)
     config = PopulationConfig(batch_size=8)
-    script = life_script(slot_names(MLP), BLUEPRINT_PAIRS["mlp"][0])
+    script = life_script(module_slots(MLP), BLUEPRINT_PAIRS["mlp"][0])
     first = source(Builder(MLP), specs, config)
     for actions in script[:4]:
         apply_all(first, actions)
@@ -241,10 +241,10 @@ def test_a_state_continues_in_either_form(source: Make, target: Make) -> None:
 def test_hosts_with_different_styles_and_stages_can_share_a_slot() -> None:
     blueprints = (
         "mlp_small",
-        "widen_medium",
+        "mlp_small",
         "mlp_large",
         "low_rank",
-        "widen_small",
+        "low_rank",
         "norm",
         "noop",
     )
@@ -252,7 +252,7 @@ def test_hosts_with_different_styles_and_stages_can_share_a_slot() -> None:
     config = PopulationConfig(batch_size=8, learning_rate=0.02)
     build = Builder(MLP, torch.float64)
     pair = (in_torch(build, specs, config), compiled(build, specs, config))
-    slot = pair[0].slot_config.slot_ids[0]
+    slot = module_slots(MLP)[0]
     germinate = [
         act(Op.GERMINATE, slot, blueprint=blueprints[host % 7], style=STYLES[host % 4])
         for host in range(14)

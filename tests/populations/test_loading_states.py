@@ -101,7 +101,7 @@ CHANGES: list[tuple[Callable[[HostState], None], str]] = [
     (_widen_moment, r"exp_avg \[3, 1\] of head\.weight"),
     (_drop_fact, "host 0 .*losses"),
     (_shorten_losses, "host 0 has 3 loss statistics"),
-    (_rename_slot, r"slots blocks\.0, blocks\.9.*blocks\.0, blocks\.1"),
+    (_rename_slot, r"slots .*blocks\.0, blocks\.9.*blocks\.0, blocks\.1"),
 ]
 
 

@@ -39,7 +39,7 @@ from tests.populations.worlds import (
 CONFIG = PopulationConfig(batch_size=8)
 
 
-def germinate(slot: str, blueprint: str = "widen_medium") -> GrowthAction:
+def germinate(slot: str, blueprint: str = "norm") -> GrowthAction:
     return GrowthAction(op=Op.GERMINATE, slot=slot, blueprint=blueprint)
 
 
@@ -103,7 +103,7 @@ def test_a_failing_host_is_rolled_back_and_the_others_continue(form: Make, kind:
     if kind == "data":
         specs[1].data.train_inputs.data[:] = torch.nan
     else:
-        name = "head.weight" if kind == "weight" else "blocks.0.seed.second.weight"
+        name = "head.weight" if kind == "weight" else "blocks.0.seed.0.weight"
         hit._hosts[1].model.get_parameter(name).data.view(-1)[0] = torch.nan
     report = hit.train_epoch()
     calm.finish(1)
@@ -204,10 +204,10 @@ def test_slot_arrays_match_the_lives(form: Make) -> None:
         population.train_epoch()
     arrays = population.slot_arrays()
     life = population.lives(1)["blocks.1"]
-    assert arrays.stage.tolist() == [[0, 0], [0, Stage.BLENDING]]
-    assert arrays.age_epochs[1, 1] == 2
-    assert arrays.alpha[1, 1] == life.alpha > 0.5
-    assert arrays.alpha_at_rest.tolist() == [[True, True], [True, False]]
+    assert arrays.stage.tolist() == [[0, 0, 0, 0], [0, 0, 0, Stage.BLENDING]]
+    assert arrays.age_epochs[1, 3] == 2
+    assert arrays.alpha[1, 3] == life.alpha > 0.5
+    assert arrays.alpha_at_rest[:, 2:].tolist() == [[True, True], [True, False]]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,7 +16,7 @@ from esper.config.growth import (
     MLPHostConfig,
     PopulationConfig,
 )
-from esper.growth.hosts import make_host, sample_input
+from esper.growth.hosts import host_sites, make_host, sample_input
 from esper.growth.slot_states import Outcome
 from esper.lifecycle.factored_actions import GrowthAction
 from esper.populations import HostData, HostSpec, Population
@@ -103,6 +103,11 @@ def in_torch(build: Any, specs: Any, config: Any = None, **options: Any) -> Popu
 def compiled(build: Any, specs: Any, config: Any = None, **options: Any) -> Population:
     """Return a population that the kernel trains where it can."""
     return Population(build, specs, config, form="auto", **options)
+
+
+def module_slots(config: HostConfig) -> list[str]:
+    """Return the slots of a host beside whose blocks modules grow."""
+    return [site.name for site in host_sites(config) if site.what == "module"]
 
 
 FORMS: list[Make] = [in_torch, compiled]

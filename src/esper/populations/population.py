@@ -490,8 +490,8 @@ class Population:
         held, arrays = self._hosts[host], self._slot_arrays
         config, at = held.slots.slot_config, (host, held.slots.slot_config.slot_index(slot))
         write_slot(arrays, at, life, config, held.slots.lives.growth_config)
-        form = form_of(life)
-        if self._forms.get((host, slot)) != form:
+        before, form = self._forms.get((host, slot)), form_of(life)
+        if before != form:
             self._forms[host, slot] = form
             place = held.slots[slot]
             write_fossils(arrays, at, life, place.count_fossils())
