@@ -388,6 +388,11 @@ class BlockSlot(SurgerySlot):
         return self.blocks.length
 
     @property
+    def copies(self) -> tuple[int, ...]:
+        """The indices of all copies."""
+        return tuple(k for k, origin in enumerate(self.origins) if origin in self.origins[:k])
+
+    @property
     def can_blend(self) -> bool:
         """Whether copies can be scaled by alpha: not if they end in a norm."""
         identities = [each for each in self.blocks.identities if each is not None]
@@ -510,8 +515,7 @@ class BlockSlot(SurgerySlot):
     def count_of(self, n: int) -> int:
         """Return how many parameters so many copies have, the live ones first."""
         live = self.live if self.life.has_seed else ()
-        copies = [k for k, origin in enumerate(self.origins) if origin in self.origins[:k]]
-        others = [index for index in copies if index not in live]
+        others = [index for index in self.copies if index not in live]
         return sum(map(count_parameters, self._entries([*live, *others][:n])))
 
     def count_new(self, blueprint: str) -> int:
