@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from time import perf_counter
+from time import perf_counter, process_time
 
 Call = Callable[[], object]
 
@@ -25,6 +25,9 @@ class Effort:
 
     budget_seconds: float
     """A candidate that would take longer than this in total is sampled in fewer rounds."""
+
+    counts_cpu: bool = False
+    """Whether CPU seconds count instead of those of the clock, for whole runs on a busy machine."""
 
 
 FULL = Effort(rounds=64, sample_seconds=4e-3, budget_seconds=12.0)
@@ -94,16 +97,16 @@ def time_side_by_side(calls: Mapping[str, Call], effort: Effort) -> Timings:
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 if number % plans[name].stride == 0:
-                    samples[name][number] = _sample(calls[name], plans[name])
+                    samples[name][number] = _sample(calls[name], plans[name], effort)
             gc.collect()
     return Timings(samples)
 
 
 def _plan(call: Call, effort: Effort) -> _Plan:
     """Plan the samples of a call from how long it takes; its first call may compile or allocate."""
-    seconds = _time(call, 1)
+    seconds = _time(call, 1, effort)
     if seconds < LONG_CALL_SECONDS:
-        seconds = min(_time(call, 1) for _ in range(3))
+        seconds = min(_time(call, 1, effort) for _ in range(3))
     repeats = max(1, round(effort.sample_seconds / max(seconds, 1e-9)))
     stride, maximum = 1, max(1, effort.rounds // MIN_SAMPLES)
     while stride < maximum and seconds * repeats * effort.rounds / stride > effort.budget_seconds:
@@ -111,17 +114,18 @@ def _plan(call: Call, effort: Effort) -> _Plan:
     return _Plan(repeats, stride, seconds >= LONG_CALL_SECONDS)
 
 
-def _sample(call: Call, plan: _Plan) -> float:
+def _sample(call: Call, plan: _Plan, effort: Effort) -> float:
     if not plan.is_long:
         call()
-    return _time(call, plan.repeats) / plan.repeats
+    return _time(call, plan.repeats, effort) / plan.repeats
 
 
-def _time(call: Call, repeats: int) -> float:
-    start = perf_counter()
+def _time(call: Call, repeats: int, effort: Effort) -> float:
+    clock = process_time if effort.counts_cpu else perf_counter
+    start = clock()
     for _ in repeat(None, repeats):
         call()
-    return perf_counter() - start
+    return clock() - start
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 
 import esper
+from esper.config.growth import GrowthConfig
 from esper.growth.governor import Governor
 from esper.growth.host_slots import slots
 from esper.growth.optimizers import OptimizerKeeper
@@ -25,16 +26,13 @@ from tests.growth.helpers import ResidualMLP
 generator = torch.Generator().manual_seed(0)
 X = torch.randn(24, 5, generator=generator, dtype=torch.float64)
 Y = torch.stack([X[:, 0] * X[:, 1], X[:, 2].abs(), X[:, 3] * X[:, 4]], dim=1)
-PAIR = "blocks.1.up>blocks.1.down"
-SLOTS = ["blocks.0", PAIR]
+SLOTS = ["blocks.0", "blocks.1"]
 CASES = [
     ("blocks.0", "mlp_small", BlendStyle.ADD_LINEAR),
     ("blocks.0", "low_rank", BlendStyle.LEARNED_GATE),
     ("blocks.0", "norm", BlendStyle.MULTIPLY_LINEAR),
-    ("blocks.0", "widen_small", BlendStyle.ADD_LINEAR),
-    ("blocks.0", "deepen", BlendStyle.ADD_LINEAR),
-    (PAIR, "widen_small", BlendStyle.ADD_LINEAR),
 ]
+GROWTH = GrowthConfig(commits_at_once=False)
 
 
 def make_model() -> nn.Module:
@@ -80,7 +78,7 @@ class Run:
 
     def __init__(self, *, germinate: tuple[str, str] | None = None) -> None:
         self.model = make_model()
-        add_slots(self.model, SLOTS, X[:2])
+        add_slots(self.model, SLOTS, X[:2], growth_config=GROWTH)
         self.slots = slots(self.model)
         if germinate is not None:
             self.slots.germinate(*germinate)
@@ -168,7 +166,7 @@ def grow_sharded() -> dict[str, Any]:
 
     def start() -> tuple[nn.Module, esper.Grower]:
         model = make_model()
-        add_slots(model, SLOTS, X[:2])
+        add_slots(model, SLOTS, X[:2], growth_config=GROWTH)
         sharded(model)
         options: dict[str, Any] = {"epochs": 14, "controller": "fixed", "sample_input": X[:2]}
         return model, esper.Grower(model, make_optimizer(model), **options)
@@ -212,15 +210,18 @@ def reject_sharded_models() -> dict[str, Any]:
     mesh = distributed.init_device_mesh("cpu", (1, n_ranks()), mesh_dim_names=("a", "b"))
     flat = fully_shard(make_model(), mesh=mesh)
     slotted = make_model()
-    add_slots(slotted, SLOTS, X[:2])
+    add_slots(slotted, SLOTS, X[:2], growth_config=GROWTH)
     slots(slotted).germinate("blocks.0", "mlp_small")
     for block in slotted.blocks:  # type: ignore[union-attr]
         fully_shard(block)
     flattened = FullyShardedDataParallel(make_model(), device_id=torch.device("cpu"))
 
     given = make_model()
-    add_slots(given, SLOTS, X[:2])
+    add_slots(given, SLOTS, X[:2], growth_config=GROWTH)
     sharded(given)
+    wide = make_model()
+    add_slots(wide, ["blocks.*.up>down"], X[:2])
+    sharded(wide)
     average = nn.Module()
     average.module = make_model()
     zero = make_model()
@@ -235,6 +236,7 @@ def reject_sharded_models() -> dict[str, Any]:
         "add_slots": _error_of(lambda: add_slots(plain, ["blocks.0"], X[:2]))["error"],
         "mesh": error_of(flat),
         "slot": error_of(slotted),
+        "units": error_of(wide),
         "FSDP1": error_of(flattened),
         "ema": error_of(given, ema=average),
         "optimizer": error_of(zero, shared),

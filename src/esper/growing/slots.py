@@ -12,7 +12,14 @@ from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, SlotError, UnsupportedHostError, summarize_error
 from esper.growth.export.composition import require_composable
 from esper.growth.host_slots import own_slots, slot_config_for, slots, unwrapped
-from esper.growth.placement import SlotProposal, SlotProposals, add_slots, find_slots, overlap
+from esper.growth.placement import (
+    SlotProposal,
+    SlotProposals,
+    add_slots,
+    attach_slots,
+    find_slots,
+    overlap,
+)
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
@@ -63,7 +70,8 @@ def place_slots(
                     "cannot get deeper; give a target in parameters, or name a list with at=[...] "
                     "to see why it cannot."
                 )
-        add_slots(model, choose_slots(found), sample, **options)
+        sites = {each.name: each.site for each in found}
+        attach_slots(model, [sites[name] for name in choose_slots(found)], **options)
     for slot in slots(model).values():
         if isinstance(slot, SeedSlot):
             require_composable(slot)

@@ -211,7 +211,7 @@ class TrainingLoop:
         lives = self.grower.slots.lives
         keeps, best = True, found
         if any(life.is_growing and life.affects_output for _, life in lives.items()):
-            without = self._evaluate(lambda _, life: life.is_growing)
+            without = self._evaluate(with_uncommitted=False)
             if self.objective.is_better(without.value, found.value):
                 keeps, best = False, without
         self.kept = self._keep(best, epoch=self.grower.epoch + 1, keeps_blended=keeps)
@@ -230,9 +230,10 @@ class TrainingLoop:
     def _n_committed(self) -> int:
         return sum(len(life.committed) for _, life in self.grower.slots.lives.items())
 
-    def _evaluate(
-        self, is_left_out: Callable[[str, SlotLife], bool] = lambda *_: False
-    ) -> Evaluation:
+    def _evaluate(self, *, with_uncommitted: bool = True) -> Evaluation:
+        def is_left_out(_: str, life: SlotLife) -> bool:
+            return life.is_growing and not with_uncommitted
+
         with self.grower.slots.without(is_left_out):
             return self.objective.evaluate(self._model, self._validation)
 

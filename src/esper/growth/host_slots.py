@@ -497,6 +497,19 @@ class HostSlots(Mapping[str, Slot]):
                 self.restore_slot(name, empty)
         self.n_germinated = 0
 
+    def cut_back(self) -> None:
+        """Take out everything that has grown, committed or not."""
+        self.remove_all()
+        for name, place in self.items():
+            life = self.lives[name]
+            n_grown = life.units + (life.live_units if life.has_seed else 0)
+            if isinstance(place, SurgerySlot) and n_grown:
+                self.lives.set_life(name, replace(life, live_units=n_grown, fossils=()))
+                if isinstance(place, BlockSlot):
+                    place.live = place.copies
+                self.remove_seed(name)
+            self.lives.set_life(name, SlotLife())
+
     def growing_parameters(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters that are the uncommitted seed's alone, by slot."""
         return {

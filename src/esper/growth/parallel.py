@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -53,8 +53,8 @@ def initialize_again(wrapper: Any) -> None:
 
     The object keeps its options, hooks and mode.
     """
-    own: dict[str, Any] = vars(wrapper)
-    initialize: Any = DistributedDataParallel.__init__
+    own = cast(dict[str, Any], vars(wrapper))
+    initialize = cast(Any, DistributedDataParallel.__init__)
     options: dict[str, Any] = {
         name: own[name] for name in inspect.signature(initialize).parameters if name in own
     }
@@ -104,7 +104,7 @@ class _WrapperHook:
         self._call = call
 
     def __call__(self, *_: Any) -> None:
-        wrapper: Any = DistributedDataParallel._get_active_ddp_module()
+        wrapper: Any = cast(Any, DistributedDataParallel)._get_active_ddp_module()
         call = self._call and self._call()
         if wrapper is not None and call is not None:
             self.handle.remove()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from esper.errors import SlotError
 from esper.growth.blueprints import find_blueprint
-from esper.growth.modules import count_parameters
+from esper.growth.modules import count_parameters, forget_graphs
 from esper.growth.sharding import total_norm
 from esper.growth.sites import SlotSite
 from esper.growth.slot_states import SlotLife, SlotStates
@@ -185,6 +185,7 @@ class SurgerySlot(ABC):
             self._scales = self._make_scales()
             for layer, scale in self._scales:
                 scale.attach(layer)
+            self._forget_graphs()
         for _, scale in self._scales:
             scale.set(factor)
 
@@ -192,7 +193,18 @@ class SurgerySlot(ABC):
         """Remove the hooks of the slot."""
         for layer, scale in self._scales:
             scale.detach(layer)
+        if self._scales:
+            self._forget_graphs()
         self._scales = []
+
+    def _forget_graphs(self) -> None:
+        """Drop what was compiled with other hooks, which torch does not look for."""
+        for place in self.layer_names():
+            forget_graphs(self.model, place)
+
+    @abstractmethod
+    def layer_names(self) -> list[str]:
+        """Return the names that the slot's layers or its list of blocks have now."""
 
     @contextmanager
     def switched_off(self) -> Generator[None]:
@@ -231,6 +243,10 @@ class UnitSlot(SurgerySlot):
     def can_blend(self) -> bool:
         """Whether the seed can be scaled by alpha; units that read themselves cannot."""
         return not any(place.reads_itself for place in self.places)
+
+    def layer_names(self) -> list[str]:
+        """Return the names that the layers of all places have now."""
+        return [name for place in self.places for name in place.layers]
 
     def find_sizes(self, n_new: int) -> list[SizeChange]:
         """Return the units or heads of each place before and after."""
@@ -372,10 +388,19 @@ class BlockSlot(SurgerySlot):
         return self.blocks.length
 
     @property
+    def copies(self) -> tuple[int, ...]:
+        """The indices of all copies."""
+        return tuple(k for k, origin in enumerate(self.origins) if origin in self.origins[:k])
+
+    @property
     def can_blend(self) -> bool:
         """Whether copies can be scaled by alpha: not if they end in a norm."""
         identities = [each for each in self.blocks.identities if each is not None]
         return all(each.is_scalable and not each.norms for each in identities)
+
+    def layer_names(self) -> list[str]:
+        """Return the name of an entry of the list."""
+        return [self.blocks.block(0)]
 
     def find_sizes(self, n_new: int) -> list[SizeChange]:
         """Return the length of the list before and after."""
@@ -490,8 +515,7 @@ class BlockSlot(SurgerySlot):
     def count_of(self, n: int) -> int:
         """Return how many parameters so many copies have, the live ones first."""
         live = self.live if self.life.has_seed else ()
-        copies = [k for k, origin in enumerate(self.origins) if origin in self.origins[:k]]
-        others = [index for index in copies if index not in live]
+        others = [index for index in self.copies if index not in live]
         return sum(map(count_parameters, self._entries([*live, *others][:n])))
 
     def count_new(self, blueprint: str) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.errors import GrowerError, SavedModelError, message_of
 from esper.growing.grower import Grower
-from esper.growth.host_slots import HostSlots, own_slots, remove_slots, slots
+from esper.growth.host_slots import own_slots, remove_slots, slots
 from esper.growth.saved_models import describe_slots, restore_slots
 
 KEY = "esper_growth"
@@ -89,8 +89,10 @@ class GrownState:
             own = own_slots(module)
             if own is not None and json.loads(json.dumps(describe_slots(own))) == structure:
                 return
+            if own is not None:
+                own.cut_back()
             remove_slots(module)
-            restore_slots(module, structure, _keep_journal)
+            restore_slots(module, structure)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise SavedModelError(
                 f"the entry {prefix + KEY!r} of the state dict is damaged: {message_of(error)}."
@@ -100,13 +102,8 @@ class GrownState:
         if self.is_waiting and module is self.model and own_slots(module) is not None:
             whole = {name: t.detach().clone() for name, t in module.state_dict().items()}
             self._weights = {name: t for name, t in whole.items() if name != KEY}
-            slots(module).undo_to(0)
+            slots(module).cut_back()
             remove_slots(module)
-
-
-def _keep_journal(host_slots: HostSlots) -> None:
-    """Keep the changes of a model's own layers, so that they can be undone."""
-    host_slots.journal = []
 
 
 def _write_structure(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

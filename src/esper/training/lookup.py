@@ -12,8 +12,9 @@ from esper.config.catalogue import SHIPPED
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, ConfigError, RunError
-from esper.growth.host_slots import slot_size, slots
+from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
+from esper.growth.surgery_slots import BlockSlot
 from esper.invocation import training_command
 from esper.lifecycle.stages import Stage
 from esper.storage.checkpoint_folder import CheckpointFolder
@@ -124,7 +125,8 @@ class SizePreview:
 
     def depth(self, slot: str) -> int:
         """Return the residual blocks of a slot."""
-        return slot_size(slots(self._model)[slot]).hidden
+        place = slots(self._model)[slot]
+        return place.blocks.n_residual if isinstance(place, BlockSlot) else 0
 
     def price(self, slot: str, blueprint: str) -> int:
         """Return the parameters that a seed would add."""

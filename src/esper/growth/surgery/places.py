@@ -129,6 +129,11 @@ class BlockList:
         """The number of blocks."""
         return len(self.identities)
 
+    @property
+    def n_residual(self) -> int:
+        """The number of blocks that can be copied; others, such as a head, may be in the list."""
+        return sum(identity is not None for identity in self.identities)
+
     def block(self, index: int) -> str:
         """Return the name of a block."""
         return f"{self.container}.{index}" if self.container else str(index)
