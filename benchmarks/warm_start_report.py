@@ -133,8 +133,8 @@ def _forgetting(runs: Runs) -> list[str]:
         "## Forgetting: prose, then code",
         "The GPT is trained on the book that ships with Esper, then on Python's library with half "
         f"of the FLOPs. Test losses in nats, mean of seeds. {_finished(runs, seeds)} Before, it "
-        f"has {before[0]} on prose and {before[1]} on code. Rates are relative to that of the first "
-        "training; all are shown, because a lower one learns less and forgets less.",
+        f"has {before[0]} on prose and {before[1]} on code. Rates are relative to that of the "
+        "first training; all are shown, because a lower one learns less and forgets less.",
         _table(head, rows),
     ]
 

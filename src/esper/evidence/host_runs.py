@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,7 +252,7 @@ class Recorder:
         found: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
         for (host, slot), numbers in self._settled_numbers.items():
             at, n_fossils = (host, slot), int(settled.n_fossils[host, slot])
-            name: str = population.slot_config_of(host).slot_ids[slot]
+            name = cast(str, population.slot_config_of(host).slot_ids[slot])
             fossils = population.lives(host)[name].fossils[:n_fossils]
             seeds = [
                 (config.blueprint_index(one.blueprint), STYLES.index(one.style), one.alpha)

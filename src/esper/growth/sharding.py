@@ -51,7 +51,7 @@ def total_norm(tensors: Iterable[Tensor]) -> float:
     kinds = {(tensor.device, tensor.dtype, tensor.layout) for tensor in found}
     if len(kinds) == 1 and found[0].layout is torch.strided and not any(map(is_sharded, found)):
         # What get_total_norm does, without a third of a millisecond around it.
-        norms = cast(Any, torch)._foreach_norm(found)
+        norms: list[Tensor] = cast(Any, torch)._foreach_norm(found)
         return float(torch.linalg.vector_norm(torch.stack(norms)).detach())
     kinds = (
         [local_values(tensor) for tensor in found if not is_sharded(tensor)],
