@@ -52,7 +52,8 @@ def total_norm(tensors: Iterable[Tensor]) -> float:
     if len(kinds) == 1 and found[0].layout is torch.strided and not any(map(is_sharded, found)):
         # What get_total_norm does, without a third of a millisecond around it.
         norms: list[Tensor] = cast(Any, torch)._foreach_norm(found)
-        return float(torch.linalg.vector_norm(torch.stack(norms)).detach())
+        norm: Tensor = cast(Any, torch).linalg.vector_norm(torch.stack(norms))
+        return float(norm.detach())
     kinds = (
         [local_values(tensor) for tensor in found if not is_sharded(tensor)],
         [tensor for tensor in found if is_sharded(tensor)],

@@ -42,8 +42,8 @@ class HostMemory:
         end = table.n_planes * table.plane
         planes = self._numbers[:end].view(table.n_planes, table.plane)
         # As grown parameters differ in age, each has a step count of its own, as in torch.
-        counts = list(cast(Sequence[Tensor], steps.unbind(0)))
-        for index, piece in enumerate(planes.split(table.sizes, 1)):
+        counts: list[Tensor] = list(cast(Any, steps).unbind(0))
+        for index, piece in enumerate(cast(Any, planes).split(table.sizes, 1)):
             parameter = table.parameters[index]
             views = piece.view(table.n_planes, *table.shapes[index]).unbind(0)
             state: dict[str, Any] = {}
