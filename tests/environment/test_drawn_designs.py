@@ -69,7 +69,7 @@ TASK = Task(
     growth=GrowthConfig(min_training_epochs=0, min_holding_epochs=0, advances_alone=True),
     draws_price=True,
     draws_designs=True,
-    max_slots=3,
+    max_slots=5,
 )
 
 
@@ -140,7 +140,8 @@ def test_only_hosts_that_cost_something_may_finish() -> None:
 def test_nothing_can_be_done_in_slots_that_a_host_lacks() -> None:
     growth = GrowthEpisodes(TASK, seeds_of([0, 1, 2]))
     germinable = growth.masks()["slot_by_op"][:, Op.GERMINATE]
-    assert germinable.tolist() == [[True, False, False], [True, True, False], [True] * 3]
+    # The units, the list of blocks unless they are plain, and each block.
+    assert germinable.tolist() == [[n < count for n in range(5)] for count in (2, 4, 5)]
 
 
 def test_a_host_that_replaces_one_of_another_design_is_as_new() -> None:

@@ -130,7 +130,7 @@ def test_a_variant_with_another_number_of_slots_is_rejected() -> None:
     variant = make_joint_task().variants[0][0]
     deeper = replace(variant.make_host.config, n_blocks=3)  # pyright: ignore[reportFunctionMemberAccess]
     cnns = replace(variant, make_host=lambda seed: make_host(deeper, seed=seed))
-    with pytest.raises(TaskError, match=r"variant 'digits' .* has 3 slots"):
+    with pytest.raises(TaskError, match=r"variant 'digits' .* has 5 slots"):
         joint_envs(replace(make_task("digits"), variants=((cnns, 0.4),)))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torch import nn
 
 from esper.environment import GrowthVectorEnv
 from esper.environment.records import EpisodeRecords
+from esper.growth.host_slots import slots
 from esper.lifecycle.slot_arrays import SlotArrays
 
 
@@ -15,38 +15,23 @@ def scaled(sizes: list[int], largest: float) -> list[float]:
     return [2 * np.log(max(size, 1)) / np.log(largest) - 1 for size in sizes]
 
 
-def layers_of(block: nn.Module) -> list[nn.Module]:
-    return [module for module in block.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
-
-
-def bias_size(layer: nn.Module) -> int:
-    return 0 if layer.bias is None else layer.bias.numel()
-
-
-def count_parameters(*modules: nn.Module) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
-
-
 def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
     """Compare observed slot sizes with each host's layers; return the hidden sizes found."""
     met: set[int] = set()
+    has_hidden = envs.layout.slot(observations, "has_hidden")
     for host in range(envs.num_envs):
         model = envs.growth.population.model(host)
-        blocks = [model.get_submodule(slot) for slot in envs.slot_config.slot_ids]
-        hidden = [layers_of(block)[0].weight.shape[0] for block in blocks]
-        assert envs.growth.records.slots.first_hidden[host].tolist() == hidden
-        # Twice the hidden units are the whole block again, but for its last bias.
-        whole = count_parameters(model)
-        added = [
-            (count_parameters(block) - bias_size(layers_of(block)[-1])) / whole for block in blocks
-        ]
-        layout = envs.layout
-        assert layout.slot(observations, "step_size")[host] == pytest.approx(
-            [share / (1 + share) for share in added], abs=1e-6
-        )
-        assert (layout.slot(observations, "growth")[host] == 0.0).all()
-        assert (layout.slot(observations, "has_hidden")[host] == 1.0).all()
-        met |= set(hidden)
+        sizes = envs.growth.records.slots.first_hidden[host].tolist()
+        for slot, size, is_seen in zip(slots(model).values(), sizes, has_hidden[host], strict=True):
+            if slot.site.what == "units":
+                name = slot.site.name.partition(">")[0].replace("*", "0")
+                inner = [m for m in model.get_submodule(name).modules() if hasattr(m, "weight")]
+                assert size == len(inner[0].weight)
+                met.add(size)
+            else:
+                assert size == (len(model.blocks) if slot.site.what == "blocks" else 0)
+            assert is_seen == (size > 0)
+        assert (envs.layout.slot(observations, "growth")[host] == 0.0).all()
     return met
 
 
@@ -74,15 +59,7 @@ def test_feature_maps_and_sequences_are_told_apart() -> None:
     observations, _ = text.reset(seed=0)
     assert (text.layout.slot(observations, "on_sequence") == 1.0).all()
     assert (text.layout.slot(observations, "on_vector") == 0.0).all()
-    hidden = dict(
-        zip(
-            text.slot_config.slot_ids,
-            text.growth.records.slots.first_hidden[0].tolist(),
-            strict=True,
-        )
-    )
-    block = text.growth.population.model(0).get_submodule("blocks.0.mlp")
-    assert hidden["blocks.0.mlp"] == layers_of(block)[0].weight.shape[0]
+    expect_sizes(text, observations)
 
 
 def test_slot_sizes_are_part_of_the_state() -> None:

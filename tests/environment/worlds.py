@@ -32,10 +32,18 @@ def wait(n: int) -> NDArray[np.int64]:
     return np.tile(choose(Op.WAIT), (n, 1))
 
 
-def life_of_a_seed(config: SlotConfig, *, slot: int = 0, commits: bool = True) -> list[Any]:
-    """Return the actions that grow a seed at once and, perhaps, commit it."""
-    widen = config.blueprint_index("widen_large")
-    grow = choose(Op.GERMINATE, slot, widen, alpha_target=2)
+def module_slot(config: SlotConfig) -> int:
+    """Return the number of the first slot beside whose block modules grow."""
+    return next(n for n, slot in enumerate(config.slot_ids) if config.does_fit("norm", slot))
+
+
+def life_of_a_seed(config: SlotConfig, *, commits: bool = True) -> list[Any]:
+    """Return the actions that grow a module beside a block at once and, perhaps, commit it."""
+    slot = module_slot(config)
+    fits = (
+        name for name in ("mlp_large", "conv_heavy") if name in config.fits[config.slot_ids[slot]]
+    )
+    grow = choose(Op.GERMINATE, slot, config.blueprint_index(next(fits)), alpha_target=2)
     go, stay = choose(Op.ADVANCE, slot), choose(Op.WAIT)
     last = choose(Op.FOSSILIZE, slot) if commits else stay
     return [grow, go, go, stay, stay, go, last]

@@ -7,10 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from esper.config.growth import PopulationConfig
 from esper.growth.host_slots import slots
+from esper.growth.modules import count_parameters
+from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import (
     ALPHA_CURVES,
     STYLES,
@@ -49,14 +50,12 @@ def assert_arrays_follow(population: Population) -> None:
             assert name == (life.blueprint if life.has_seed else "")
             assert arrays.n_fossils[at] == len(life.fossils)
             assert arrays.fossil_units[at] == sum(fossil.units for fossil in life.fossils)
-            model = population.model(host) if life.fossils or life.has_seed else nn.Module()
-            if population.slot_config.slot_ids[column].count("*"):
+            if config.slot_ids[column].count("*"):  # the model's own layers
                 continue
-            names = {n: p.numel() for n, p in model.named_parameters()}
-            fossils = sum(size for n, size in names.items() if n.startswith(f"{slot}.fossils."))
-            own = (f"{slot}.seed.", f"{slot}.gate.")
-            assert arrays.fossil_parameters[at] == fossils
-            assert arrays.parameters[at] == sum(names[n] for n in names if n.startswith(own))
+            place = slots(population.model(host))[slot]
+            assert isinstance(place, SeedSlot)
+            assert arrays.fossil_parameters[at] == count_parameters(place.fossils)
+            assert arrays.parameters[at] == sum(map(count_parameters, (place.seed, place.gate)))
             if life.has_seed and life.alpha > 0:
                 assert arrays.alpha_target[at] == schedule.target
 

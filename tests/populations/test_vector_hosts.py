@@ -270,9 +270,33 @@ def test_hosts_with_and_without_a_program_can_be_mixed() -> None:
     assert_same_state(pair[0], pair[1], tolerance=1e-4)
 
 
-class _Square(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.square()
+@needs_kernel
+def test_hosts_whose_own_units_are_blended_in_and_out_match_torch() -> None:
+    slow = replace(FREE, commits_at_once=False)
+    specs = to_double(make_specs(MLP, (24, 17)))
+    config = PopulationConfig(batch_size=8)
+    build = Builder(MLP, torch.float64)
+    pair = tuple(form(build, specs, config, growth_config=slow) for form in (compiled, in_torch))
+    slot = "blocks.*.first>second"
+    act = GrowthAction(op=Op.GERMINATE, slot=slot, blueprint="widen_large", tempo_epochs=2)
+    target = replace(act, op=Op.SET_ALPHA_TARGET, alpha_target=0.5, alpha_speed_epochs=3)
+    script = {1: replace(act, alpha_target=1.0), 5: target, 9: replace(act, op=Op.PRUNE)}
+    forms: list[bool] = []
+    for epoch in range(12):
+        for population in pair:
+            if epoch in script:
+                assert population.apply(0, script[epoch]).was_done
+            life = population.lives(0)[slot]
+            if life.stage in (Stage.GERMINATED, Stage.TRAINING):
+                population.apply(0, GrowthAction(op=Op.ADVANCE, slot=slot))
+            if life.stage == Stage.BLENDING and life.schedule.is_at_rest:
+                population.apply(0, GrowthAction(op=Op.ADVANCE, slot=slot))
+        forms.append(is_compiled(pair[0], 0))
+        assert is_compiled(pair[0], 1)
+        assert_same_numbers(pair, tolerance=1e-8)  # type: ignore[arg-type]
+    assert forms[0]
+    assert not all(forms)
+    assert forms[-1]
 
 
 @needs_kernel

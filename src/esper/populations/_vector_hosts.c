@@ -25,6 +25,15 @@
 #define MAX_THREADS 64
 #define NORMAL_PEAK 0.39894228040143267794 /* of the normal density */
 
+/* Prevents the compiler from fusing a multiplication and an addition. */
+#if defined(__x86_64__)
+#define ROUNDED(product) __asm__("" : "+x"(product))
+#elif defined(__aarch64__)
+#define ROUNDED(product) __asm__("" : "+w"(product))
+#else
+#define ROUNDED(product) (void)(product)
+#endif
+
 /* In the order of OpKind in vector_programs.py. */
 enum {
     LINEAR, NORM, RELU, GELU, TANH, GATE, ZERO, ADD, PRODUCT, SCALE, PASS, BLEND, CONV, BATCH_NORM,

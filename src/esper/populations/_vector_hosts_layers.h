@@ -68,8 +68,13 @@ static void NAME(linear)(const NAME(host) *host, const op *it)
     const REAL *x = host->values + host->at[it->from] * B;
     const REAL *bias = it->bias < 0 ? NULL : host->weights + host->own[it->bias];
     REAL *to = host->values + host->at[it->to] * B;
-    NAME(multiply)
-    (weight->n_rows, B, weight->n_columns, own, width, 1, x, B, bias, to, B, 0);
+    /* Plain sums, so that the mirrored units of a new seed cancel exactly. */
+    if (weight->column)
+        NAME(multiply_plainly)
+        (weight->n_rows, B, weight->n_columns, own, width, x, B, bias, to, B);
+    else
+        NAME(multiply)
+        (weight->n_rows, B, weight->n_columns, own, width, 1, x, B, bias, to, B, 0);
 }
 
 static void NAME(linear_back)(const NAME(host) *host, const op *it)

@@ -22,10 +22,11 @@ typedef struct {
     int is_training, is_observing;  /* whether batch norms use, and update, a batch's statistics */
 } NAME(host);
 
-/* sums[m][n] = a[m, :] @ b[:, n] for M rows and V vectors, replacing c or added to it. */
-ALWAYS_INLINE void NAME(tile)(const int M, const int V, int64_t K, const REAL *a, int64_t a_row,
-                              int64_t a_column, const REAL *b, int64_t b_row, const REAL *start,
-                              REAL *c, int64_t c_row, int adds)
+/* sums[m][n] = a[m, :] @ b[:, n] for M rows and V vectors, replacing c or added to it. A plain sum
+ * rounds each product before adding it, so that a term and its negative cancel. */
+ALWAYS_INLINE void NAME(tile)(const int M, const int V, const int is_plain, int64_t K,
+                              const REAL *a, int64_t a_row, int64_t a_column, const REAL *b,
+                              int64_t b_row, const REAL *start, REAL *c, int64_t c_row, int adds)
 {
     NAME(vector) sums[MAX_ROWS][2];
 #pragma GCC unroll 6
@@ -39,7 +40,11 @@ ALWAYS_INLINE void NAME(tile)(const int M, const int V, int64_t K, const REAL *a
 #pragma GCC unroll 6
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
-            for (int v = 0; v < V; v++) sums[m][v] += right[v] * a[m * a_row];
+            for (int v = 0; v < V; v++) {
+                NAME(vector) product = right[v] * a[m * a_row];
+                if (is_plain) ROUNDED(product);
+                sums[m][v] += product;
+            }
     }
 #pragma GCC unroll 6
     for (int m = 0; m < M; m++)
@@ -50,12 +55,13 @@ ALWAYS_INLINE void NAME(tile)(const int M, const int V, int64_t K, const REAL *a
         }
 }
 
-#define TILE(rows, V)                                                                             \
-    NAME(tile)(rows, V, K, left, a_row, a_column, b + n, b_row, first, to + n, c_row, adds)
-#define ROWS(rows)                                                                                \
+#define TILE(rows, V, is_plain)                                                                   \
+    NAME(tile)                                                                                    \
+    (rows, V, is_plain, K, left, a_row, a_column, b + n, b_row, first, to + n, c_row, adds)
+#define ROWS(rows, is_plain)                                                                      \
     case rows:                                                                                    \
-        for (; n + 2 * LANES <= N; n += 2 * LANES) TILE(rows, 2);                                 \
-        if (n < N) TILE(rows, 1);                                                                 \
+        for (; n + 2 * LANES <= N; n += 2 * LANES) TILE(rows, 2, is_plain);                       \
+        if (n < N) TILE(rows, 1, is_plain);                                                       \
         break;
 
 /* c [M, N] = a [M, K] @ b [K, N] + start [M], or added to c if `adds`; N is a whole number of
@@ -71,11 +77,30 @@ static void NAME(multiply)(int64_t M, int64_t N, int64_t K, const REAL *a, int64
         REAL *to = c + m * c_row;
         int64_t n = 0;
         switch (n_rows) {
-            ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+            ROWS(1, 0) ROWS(2, 0) ROWS(3, 0) ROWS(4, 0) ROWS(5, 0) ROWS(6, 0)
         }
     }
 }
 
+/* The same with plain sums, always replacing c. */
+static void NAME(multiply_plainly)(int64_t M, int64_t N, int64_t K, const REAL *a, int64_t a_row,
+                                   const REAL *b, int64_t b_row, const REAL *start, REAL *c,
+                                   int64_t c_row)
+{
+    const int64_t a_column = 1;
+    const int adds = 0;
+    for (int64_t m = 0; m < M; m += 2) {
+        const REAL *left = a + m * a_row, *first = start ? start + m : NULL;
+        REAL *to = c + m * c_row;
+        int64_t n = 0;
+        switch (M - m) {
+            ROWS(1, 1)
+        default:
+            for (; n + 2 * LANES <= N; n += 2 * LANES) TILE(2, 2, 1);
+            if (n < N) TILE(2, 1, 1);
+        }
+    }
+}
 #undef ROWS
 #undef TILE
 

@@ -400,8 +400,9 @@ def form_of(life: SlotLife) -> tuple[Any, ...]:
     """Return what the programs of a host depend on in one of its slots."""
     if not life.has_seed:
         return (life.fossils,)
-    flags = life.stage == Stage.TRAINING, life.is_computing, life.is_growing, life.affects_output
-    return (life.fossils, life.blueprint, life.style, *flags)
+    flags = life.stage == Stage.TRAINING, life.is_computing, life.is_growing
+    effect = life.affects_output, life.alpha == 1.0  # hooks blend units and blocks in until then
+    return (life.fossils, life.blueprint, life.style, *flags, *effect)
 
 
 def evaluate(

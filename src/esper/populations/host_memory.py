@@ -43,7 +43,8 @@ class HostMemory:
         planes = self._numbers[:end].view(table.n_planes, table.plane)
         # As grown parameters differ in age, each has a step count of its own, as in torch.
         counts: list[Tensor] = list(cast(Any, steps).unbind(0))
-        for index, piece in enumerate(cast(Any, planes).split(table.sizes, 1)):
+        pieces: list[Tensor] = list(cast(Any, planes).split(table.sizes, 1))
+        for index, piece in enumerate(pieces):
             parameter = table.parameters[index]
             views = piece.view(table.n_planes, *table.shapes[index]).unbind(0)
             state: dict[str, Any] = {}

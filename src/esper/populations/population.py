@@ -20,6 +20,7 @@ from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters, named_tensors, seeded
 from esper.growth.slot_states import Outcome, SlotLife, SlotStates, is_gate_open
+from esper.growth.surgery_slots import SurgerySlot
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_arrays import NO_BLUEPRINT, SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
@@ -158,8 +159,8 @@ class Population:
         self._watch = LossWatch(len(specs), GovernorConfig())
         most = max(len(held.slots) for held in self._hosts)
         self._slot_arrays = SlotArrays.blank(len(specs), max(max_slots, most))
-        self._forms: dict[tuple[int, str], Any] = {}
-        """What the programs of each host depend on, by slot."""
+        self._forms: dict[tuple[int, str], tuple[Any, bool]] = {}
+        """What programs depend on, by host and slot, and whether the model is plain there."""
         self._vector_hosts = VectorHosts(self._hosts, self._slot_arrays.alpha)
         for host in range(len(specs)):
             self._follow(host)
@@ -490,13 +491,15 @@ class Population:
         held, arrays = self._hosts[host], self._slot_arrays
         config, at = held.slots.slot_config, (host, held.slots.slot_config.slot_index(slot))
         write_slot(arrays, at, life, config, held.slots.lives.growth_config)
-        before, form = self._forms.get((host, slot)), form_of(life)
-        if before != form:
-            self._forms[host, slot] = form
-            place = held.slots[slot]
+        place, form = held.slots[slot], form_of(life)
+        is_plain = isinstance(place, SurgerySlot) and not life.is_growing
+        known = self._forms.get((host, slot), (None, True))
+        if known[0] != form:
+            self._forms[host, slot] = form, is_plain
             write_fossils(arrays, at, life, place.count_fossils())
             arrays.parameters[at] = place.count_live()
-            held.note_life()
+            if not (is_plain and known[1]):  # committed units and blocks are a plain model's
+                held.note_life()
 
 
 def make_population(
