@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from esper.config.growth import Budget
 from esper.environment.records import EpisodeRecords
+from esper.errors import IllegalActionError, SlotError
 from esper.growth.footprint import TrainingMeter
 from esper.growth.host_slots import HostSlots, slot_size
 from esper.growth.modules import count_parameters
@@ -199,7 +200,14 @@ class Decider:
         heads = self._ranks.from_first(Call.DECIDE, chosen.tolist())
         action = decode_action(heads, self.slot_config)
         self._history.append([observation, *seen])
-        why = self._find_excess(action, fits) or self._slots.apply(action).reason
+        why = self._find_excess(action, fits)
+        if not why:
+            try:
+                why = self._slots.apply(action).reason
+            except IllegalActionError:
+                raise
+            except SlotError as error:  # the model is as it was
+                why = str(error)
         op = Op.WAIT if why else action.op
         self.records.last_op[0], self.records.was_refused[0] = op, bool(why)
         return Choice(op, action, why, odds, heads, value, expects_gain(self.controller))

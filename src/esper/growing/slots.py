@@ -22,6 +22,7 @@ from esper.growth.placement import (
 )
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_states import SlotStates
+from esper.growth.surgery.configuration import has_configuration
 from esper.lifecycle.stages import Stage
 
 MAX_SLOTS = 12
@@ -70,11 +71,17 @@ def place_slots(
                     "cannot get deeper; give a target in parameters, or name a list with at=[...] "
                     "to see why it cannot."
                 )
+        if has_configuration(model):  # which says how wide heads are only by the model's width
+            found = SlotProposals(each for each in found if not _widens_heads(each))
         sites = {each.name: each.site for each in found}
         attach_slots(model, [sites[name] for name in choose_slots(found)], **options)
     for slot in slots(model).values():
         if isinstance(slot, SeedSlot):
             require_composable(slot)
+
+
+def _widens_heads(proposal: SlotProposal) -> bool:
+    return proposal.site.group is not None and proposal.site.group.heads is not None
 
 
 def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:

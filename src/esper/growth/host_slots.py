@@ -383,8 +383,11 @@ class HostSlots(Mapping[str, Slot]):
             sizes = place.find_sizes(n_new) if has_configuration(self.model) else []
             change(edits)
             self._follow(edits, place)
-            if sizes:
-                follow_sizes(edits, sizes)
+            if sizes and not follow_sizes(edits, sizes):
+                raise SlotError(
+                    f"slot {place.name!r} cannot grow so: no configuration of "
+                    f"{type(self.model).__name__} gives these sizes."
+                )
             for listener in self.edit_listeners:
                 listener(edits)
         except BaseException:
