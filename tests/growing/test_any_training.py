@@ -302,3 +302,24 @@ def test_nothing_that_was_blended_in_is_thrown_away_unmentioned() -> None:
     added = grown.summary.parameters_after - grown.summary.parameters_before
     assert (added > 0) == bool(grown.summary.seeds)
     assert not math.isnan(grown.summary.after)
+
+
+def test_a_metric_without_a_name_and_read_only_arrays_are_fine() -> None:
+    inputs, targets = X.numpy().copy(), CLASSES.numpy().copy()
+    inputs.flags.writeable = False
+    data = (inputs[TRAIN], targets[TRAIN]), (inputs[VAL], targets[VAL])
+    grown = grow(make(), *data, 1, metric=lambda found, y: (found.argmax(1) == y).float().mean())
+    assert grown.summary.metric == "metric"
+
+
+class Normed(nn.Sequential):
+    """Needs two samples for its batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_a_last_batch_of_one_sample_is_answered_with_drop_last() -> None:
+    loader = DataLoader(TensorDataset(X[:33], CLASSES[:33]), batch_size=32)
+    with pytest.raises(EsperError, match="on a batch of 1 sample; .*drop_last=True"):
+        grow(Normed(), loader, (X[VAL], CLASSES[VAL]), 1, controller="no-growth")

@@ -295,7 +295,8 @@ class _Place:
         """Return an array as a tensor of the model's device and dtype."""
         if not isinstance(value, Tensor):
             try:
-                value = torch.as_tensor(np.asarray(value))
+                found = np.asarray(value)  # a view of a data frame may be read-only
+                value = torch.as_tensor(found if found.flags.writeable else found.copy())
             except (TypeError, ValueError) as error:
                 raise BadDataError(
                     f"{part} of {name} are {type_of(value)} that cannot be converted to a tensor; "

@@ -375,7 +375,8 @@ def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
         totals.metric += as_number("what the metric returns", metric(outputs, targets)) * size
         totals.n += size
 
-    return Objective(getattr(metric, "__name__", type(metric).__name__), False, loss, add)
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return Objective("metric" if name == "<lambda>" else name, False, loss, add)
 
 
 def _make_named(metric: str, loss: LossFunction) -> Objective:
