@@ -321,5 +321,5 @@ class Normed(nn.Sequential):
 
 def test_a_last_batch_of_one_sample_is_answered_with_drop_last() -> None:
     loader = DataLoader(TensorDataset(X[:33], CLASSES[:33]), batch_size=32)
-    with pytest.raises(EsperError, match="on a batch of 1 sample; .*drop_last=True"):
+    with pytest.raises(EsperError, match=r"on a batch of 1 sample; .*drop_last=True"):
         grow(Normed(), loader, (X[VAL], CLASSES[VAL]), 1, controller="no-growth")
