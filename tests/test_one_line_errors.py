@@ -599,8 +599,9 @@ def test_a_blueprint_that_makes_no_module_is_named(
     own_blueprint: Callable[[Callable[[SlotSite], Any]], None],
 ) -> None:
     own_blueprint(lambda _: None)
+    model = esper.add_slots(net(), ["1"], X)
     with pytest.raises(SlotError, match="'own' returned a NoneType"):
-        esper.find_slots(net(), X)
+        slots(model).germinate("1", "own")
 
 
 class FailingHost(nn.Module):

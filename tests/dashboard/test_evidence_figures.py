@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.dashboard.figures import MARKERS, pareto_front, plot_pareto, save_evidence
 from esper.errors import ConfigError, EvidenceError, StorageError
-from esper.results.arms import KINDS
+from esper.results.arms import Kind
 from esper.results.evidence import Evidence
 from esper.statistics import nested_interval
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
@@ -75,13 +75,13 @@ def test_the_front_runs_from_the_cheapest_arm_to_the_best() -> None:
 
 def test_arms_differ_in_marker_or_colour_and_are_labelled() -> None:
     pytest.importorskip("matplotlib")
-    kinds = [kind for kind in KINDS for _ in range(5)]
+    kinds = [kind for kind in get_args(Kind) for _ in range(5)]
     arms = [make_arm(f"a{i}", make_hosts(1, 10), kind=kind) for i, kind in enumerate(kinds)]
     figure = plot_pareto([make_evidence(*arms)])
     drawn = [line for line in figure.axes[0].lines if line.get_label().startswith("a")]
     looks = {(line.get_marker(), line.get_color()) for line in drawn}
     assert len(looks) == len(arms)
-    assert set(MARKERS) == set(KINDS)
+    assert set(MARKERS) == set(get_args(Kind))
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()][:-1] == [arm.label for arm in arms]
 

@@ -495,7 +495,7 @@ def test_a_slot_whose_block_is_full_stays_fossilized() -> None:
 
 
 def test_units_and_blocks_are_blended_in_as_soon_as_they_germinate() -> None:
-    host = Host(embargo_epochs=1)
+    host = Host(embargo_epochs=1, commits_at_once=False)
     host.keeper.has_own_growth = True
     host.do(Op.GERMINATE, tempo_epochs=3, alpha_target=1.0)
     assert (host.life.stage, round(host.life.alpha, 3)) == (Stage.BLENDING, 0.333)

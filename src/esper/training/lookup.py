@@ -16,6 +16,7 @@ from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.growth.surgery_slots import BlockSlot
 from esper.invocation import training_command
+from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
 from esper.lifecycle.stages import Stage
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.controller_folder import locate_controller
@@ -32,8 +33,10 @@ from esper.tamiyo.controllers.price_schedule import SCHEDULES
 from esper.tamiyo.controllers.progressive import progressive
 from esper.tamiyo.controllers.saved import require_observations
 from esper.tamiyo.policy.observations import ObservationLayout
+from esper.tasks import Task
 from esper.training.lessons import N_HOSTS
 from esper.training.run import Run
+from esper.training.setup import make_run_task
 from esper.training.state import require_saved_config
 
 PROGRESSIVE = "progressive"
@@ -212,6 +215,15 @@ def controller_of(run: Run) -> SavedController:
     )
 
 
+def find_met_blueprints(task: Task, n_draws: int = 8) -> list[str]:
+    """Return the blueprints that fit slots of the hosts of a few draws."""
+    found: set[str] = set()
+    for number in range(n_draws):
+        config = slots((task.sample(number).make_host or task.make_host)(number)).slot_config
+        found |= {name for slot in config.slot_ids for name in config.fits.get(slot, ())}
+    return [name for name in BUILTIN_BLUEPRINTS if name in found]
+
+
 def _origin(run: Run) -> dict[str, Any]:
     """Return how a controller was trained, as plain values."""
     config, summary = run.config, run.summary
@@ -227,6 +239,9 @@ def _origin(run: Run) -> dict[str, Any]:
     }
     if config.first_policy == "taught":
         origin["lesson_hosts"], origin["lesson_schedules"] = N_HOSTS, len(SCHEDULES)
+    task = make_run_task(config).designs[0]
+    if task.draws_designs:
+        origin["met_blueprints"] = find_met_blueprints(task)
     if summary is not None:
         origin["comparison"] = list(summary.sentences)
     return origin

@@ -102,7 +102,7 @@ class SavedController:
         """Return the controller for hosts with these slots.
 
         Blueprints are matched by name. The controller never uses blueprints that it does not know
-        or that the hosts do not have.
+        or that the hosts do not have, nor those that it never met in training if others fit.
 
         Args:
             slot_config: The slots of the hosts, and the blueprints that fit them.
@@ -118,6 +118,12 @@ class SavedController:
                 f"controller {self.name!r} knows no blueprint that fits a slot of this host; it "
                 f"knows {', '.join(self.blueprints)}. Train a controller on such hosts."
             )
+        met: set[str] = set(self.origin.get("met_blueprints", ()))
+        limited = {slot: frozenset(own.fits[slot]) & met for slot in own.slot_ids}
+        # Hosts of several designs have no fits of their own.
+        is_limited = bool(slot_config.fits) and any(limited.values()) and limited != own.fits
+        if is_limited:
+            own = replace(own, fits=limited)
         is_greedy = self.deterministic if deterministic is None else deterministic
         controller = LearnedController(
             self.make_policy(own),
@@ -126,7 +132,7 @@ class SavedController:
             return_scale=self._return_scale,
             rewards=self.rewards,
         )
-        if own.blueprints == slot_config.blueprints:
+        if own.blueprints == slot_config.blueprints and not is_limited:
             return controller
         return TranslatedController(controller, own, slot_config)
 
@@ -298,6 +304,7 @@ _ORIGIN: dict[str, Any] = {
     "n_steps": int,
     "command": str,
     "comparison": tuple[str, ...],
+    "met_blueprints": tuple[str, ...],
     "return_mean": float,
     "return_std": float,
 }
