@@ -17,7 +17,7 @@ from torch.optim import AdamW
 
 from esper.config.growth import GrowthConfig
 from esper.growth.footprint import training_step_flops
-from esper.growth.host_slots import slots
+from esper.growth.host_slots import remove_slots, slots
 from esper.growth.hosts import build_host
 from esper.growth.modules import count_parameters
 from esper.growth.optimizers import OptimizerKeeper
@@ -261,19 +261,20 @@ def deepen(
     model: nn.Module, optimizer: AdamW, n_new: int, settings: Settings, *, seed: int, sample: Tensor
 ) -> None:
     """Insert identity blocks after the existing ones, as evenly as possible."""
-    names = [f"blocks.{name}" for name, _ in model.get_submodule("blocks").named_children()]
+    blocks, name = model.get_submodule("blocks"), "blocks.*"
     old = {id(parameter) for parameter in model.parameters()}
     config = GrowthConfig(deepen_start=settings.inner)
-    grown = slots(add_slots(model, names, sample, growth_config=config, seed=seed))
-    keeper = OptimizerKeeper(model, optimizer)
-    for index, name in enumerate(names):
-        for _ in range(n_new // len(names) + (index < n_new % len(names))):
-            grown.germinate(name, "deepen")
-            if settings.moments == "copied":
-                copy_moments(optimizer, grown[name].seed, grown[name].block)
-            grown.commit(name)
-            grown.absorb(name)
-    keeper.slots.listeners.remove(keeper.sync)
+    grown = slots(add_slots(model, [name], sample, growth_config=config, seed=seed))
+    OptimizerKeeper(model, optimizer)
+    for _ in range(n_new):
+        before = list(blocks.children())
+        grown.germinate(name, "deepen")
+        after = list(blocks.children())
+        (index,) = (k for k, block in enumerate(after) if not any(block is one for one in before))
+        if settings.moments == "copied":
+            copy_moments(optimizer, after[index], after[index - 1])
+        grown.absorb(name)
+    remove_slots(model)
     if settings.rewarm:
         host = optimizer.param_groups[0]
         new = [parameter for parameter in host["params"] if id(parameter) not in old]

@@ -60,7 +60,7 @@ def test_one_training_gives_the_return_of_stopping_after_each_epoch(reward: str)
     assert best_stop(returns) == best
     assert 0 < best < envs.task.budget.n_epochs
     grown = run_episodes(envs, make_fixed([12], envs, 0), seed=5)
-    assert (grown.op_counts[:, Op.FOSSILIZE] == len(envs.slot_config.slot_ids)).all()
+    assert (grown.op_counts[:, Op.GERMINATE] == len(envs.slot_config.slot_ids)).all()
 
 
 def test_every_usable_slot_grows_a_medium_widening_or_else_what_is_preferred() -> None:
@@ -90,7 +90,7 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
 ) -> None:
     envs = trial_envs(tiny_config(budget__n_epochs=5))
     forbidding = replace(envs.slot_config, allow_finish=False)
-    for holder in (envs.growth, envs.growth.hosts, envs.growth.hosts.groups[0]):
+    for holder in (envs.growth, envs.growth.hosts):
         monkeypatch.setattr(holder, "slot_config", forbidding)
     monkeypatch.setattr(trials, "plan_growth", lambda _: ())
     n_epochs = envs.task.budget.n_epochs

@@ -19,6 +19,7 @@ def test_slots_follow_the_layers_of_their_block() -> None:
         ("blocks.0.first", "Linear", 25),
         ("blocks.0.second", "Linear", 24),
         ("blocks.0", "slot", 0),
+        ("blocks.*", "slot", 0),
         ("head", "Linear", 10),
     ]
     assert sum(part.parameters for part in host_parts(host)) == 16 + 2 * (25 + 24) + 10
@@ -27,7 +28,7 @@ def test_slots_follow_the_layers_of_their_block() -> None:
 def test_of_nested_slots_the_inner_comes_first() -> None:
     config = GPTHostConfig(vocabulary=5, context=4, width=4, n_heads=1, hidden=4, n_blocks=1)
     names = [part.name for part in host_parts(make_host(config))]
-    assert names.index("blocks.0.mlp.2") < names.index("blocks.0.mlp") < names.index("blocks.0")
+    assert names.index("blocks.0.mlp.2") < names.index("blocks.0") < names.index("blocks.*")
     assert names.index("blocks.0") < names.index("head")
 
 
@@ -47,7 +48,7 @@ def test_a_slot_on_a_pair_follows_the_producer() -> None:
     esper.slots(host).germinate("0>2", "widen_large")
     parts = host_parts(host)
     assert [(part.name, part.parameters) for part in parts] == [
-        ("0.block", 30),
+        ("0", 60),
         ("0>2", 0),
-        ("2.block", 28),
+        ("2", 52),
     ]

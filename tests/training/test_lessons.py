@@ -104,14 +104,9 @@ def test_paths_are_as_likely_as_the_policy_draws_them(
                 actions[end, OP] = Op.FINISH
                 legal[end] = one.legal[end, schedule]
                 legal[end, OP, Op.FINISH] = True
-            by_head, *_ = policy.evaluate(
-                observations,
-                None,
-                torch.zeros(1, policy.state_size),
-                None,
-                legal,
-                actions,
-            )
+            start = torch.zeros(1, policy.state_size)
+            outputs = policy.evaluate(observations, None, start, None).outputs
+            by_head = policy.heads.distribution(outputs, legal).log_probs(actions, None)
             relevant = policy.spec.relevance_of(actions)
             steps = (by_head * relevant).sum(1).detach()[: end + 1]
             found_log_prob = log_probs[end, schedule, host]

@@ -215,8 +215,8 @@ def test_episodes_record_what_was_drawn_and_the_baseline_that_rewards_are_relati
         assert (record.title, json.loads(record.facts)) == (draw.title, draw.facts)
         assert (record.budget_epochs, record.flop_price) == (3, draw.flop_price)
         same = GrowthEpisodes(task, [record.draw_seed])
-        (group,) = same.hosts.groups
-        assert tuple(json.loads(record.slot_names)) == group.population.slot_config.slot_ids
+        own = same.hosts.population.slot_config_of(0).slot_ids
+        assert tuple(json.loads(record.slot_names)) == own
         baseline = NoGrowth() if form == "paired" else PriceSchedule(same.layout)
         scores, starts = [same.records.score[0]], np.ones(1, np.bool_)
         baseline.start(1)
