@@ -31,6 +31,6 @@ def make_named_task(n_epochs: int = 6, batches_per_epoch: int = 1) -> Task:
     def make_named_host(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 10))
-        return add_slots(model, at=["0", "1"], sample_input=torch.zeros(2, 64))
+        return add_slots(model, at=list("0123"), sample_input=torch.zeros(2, 64))
 
     return replace(mlps, variants=((replace(mlps, make_host=make_named_host), SHARE),))

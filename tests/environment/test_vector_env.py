@@ -159,7 +159,9 @@ def test_both_forms_of_populations_give_the_same_trajectory() -> None:
         traces.append(play(envs, 14))
     for a, b in zip(*traces, strict=True):
         for name, x, y in zip(("obs", "reward"), a[:2], b[:2], strict=True):
-            np.testing.assert_allclose(x, y, atol=5e-2, err_msg=name)
+            # Slopes are ten times the difference of logarithms, which rounding may change most.
+            np.testing.assert_allclose(x, y, atol=0.2, err_msg=name)
+            assert np.abs(x - y).mean() < 1e-3
         for x, y in zip(a[2:], b[2:], strict=True):
             np.testing.assert_array_equal(x, y)
 

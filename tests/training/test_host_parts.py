@@ -17,6 +17,7 @@ def test_slots_follow_the_layers_of_their_block() -> None:
     assert [one for one in found if not one[0].startswith("blocks.1")] == [
         ("stem", "Linear", 16),
         ("blocks.0.first", "Linear", 25),
+        ("blocks.*.first>second", "slot", 0),
         ("blocks.0.second", "Linear", 24),
         ("blocks.0", "slot", 0),
         ("blocks.*", "slot", 0),

