@@ -17,7 +17,7 @@ from torch.optim import AdamW
 
 from esper.config.growth import GPTHostConfig, GrowthConfig
 from esper.growth.hosts import build_host
-from esper.populations import StackedPopulation
+from esper.populations import Population
 from host_designs import HOSTS, POPULATION, Builder, make_specs
 from populations import BLUEPRINTS, plant_seeds
 from rows import Ratio, Row, compare
@@ -61,7 +61,7 @@ def _epoch_row(size: str, effort: Effort, *, is_growing: bool) -> Row:
     """Compare an epoch of many hosts with their FLOPs at the speed of a large matrix product."""
     config = HOSTS["GPT"][size]
     growth = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
-    population = StackedPopulation(
+    population = Population(
         Builder(config), make_specs(config, N_HOSTS), POPULATION, growth_config=growth
     )
     if is_growing:

@@ -1,4 +1,4 @@
-"""Training epochs of whole populations: stacked, one by one, and in a plain loop."""
+"""Training epochs of whole populations: by the kernel, by torch one by one, and in a plain loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import (
     Population,
-    SequentialPopulation,
-    StackedPopulation,
-    make_population,
 )
 from host_designs import HOSTS, POPULATION, BareLoop, Builder, make_specs
 from rows import Ratio, Row, compare
@@ -69,7 +66,7 @@ class Case:
 
     @property
     def target(self) -> float | None:
-        """Return the target speedup of stacking over one by one."""
+        """Return the target speedup of the kernel over one by one."""
         if self.is_growing or self.n_threads > 1 or self.size not in ("1k", "10k"):
             return None
         return {("MLP", 16): 5.0, ("MLP", 64): 7.0, ("CNN", 16): 2.0}.get(
@@ -102,14 +99,13 @@ def _run_case(case: Case, effort: Effort) -> list[Row]:
     config = HOSTS[case.design][case.size]
     build, specs = Builder(config), make_specs(config, case.n_hosts)
     growth = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
-    stacked = StackedPopulation(build, specs, POPULATION, growth_config=growth)
-    sequential = SequentialPopulation(build, specs, POPULATION, growth_config=growth)
-    auto = make_population(build, specs, POPULATION, growth_config=growth)
-    is_chosen = isinstance(auto, StackedPopulation)
-    ours = f"{case.name}: stacked{'' if is_chosen else ' (auto: one by one)'}"
-    calls: dict[str, Call] = {ours: stacked.train_epoch, ONE_BY_ONE: sequential.train_epoch}
+    auto = Population(build, specs, POPULATION, growth_config=growth)
+    in_torch = Population(build, specs, POPULATION, form="torch", growth_config=growth)
+    is_chosen = "compiled" in auto.forms()
+    ours = f"{case.name}: {'compiled' if is_chosen else 'auto, one by one'}"
+    calls: dict[str, Call] = {ours: auto.train_epoch, ONE_BY_ONE: in_torch.train_epoch}
     if case.is_growing:
-        for population in (stacked, sequential):
+        for population in (auto, in_torch):
             plant_seeds(population, BLUEPRINTS[case.design])
     elif case.n_hosts == N_HOSTS_BARE and case.n_threads == 1 and case.size in SIZES:
         calls[BARE] = BareLoop(config, specs).train_epoch
@@ -117,7 +113,7 @@ def _run_case(case: Case, effort: Effort) -> list[Row]:
         _require_agreement(calls)
         timings = time_side_by_side(calls, effort if case.is_short else fewer)
     faster = partial(compare, timings, ours, group=GROUP, kind=Ratio.SPEEDUP, per_call=case.n_hosts)
-    # The form that make_population chooses must not be slower than one by one.
+    # The kernel must not be slower than torch, one host after another.
     rows = [faster(ONE_BY_ONE, limit=case.target or (1.0 if is_chosen else None))]
     if BARE in timings:
         rows.append(faster(BARE))

@@ -6,10 +6,10 @@ import copy
 from functools import partial
 
 import torch
-from esper.populations.host_models import CostTable
 from torch import Tensor, nn
 
 from esper.config.growth import GrowthConfig, HostConfig
+from esper.growth.footprint import training_step_flops
 from esper.growth.host_slots import slots
 from esper.growth.hosts import build_host, make_host, sample_input, slot_names
 from esper.growth.placement import add_slots
@@ -58,7 +58,7 @@ def _run_seeds(design: str, config: HostConfig, effort: Effort) -> list[Row]:
     x = sample_input(config, BATCH_SIZE)
     growth = GrowthConfig(min_training_epochs=0, min_holding_epochs=0)
     empty = make_host(config, growth_config=growth)
-    costs = CostTable(empty, x)
+    plain = training_step_flops(empty, x)
     calls: dict[str, Call] = {WITHOUT: partial(_train, empty, x)}
     shares: dict[str, float] = {}
     for blueprint in BLUEPRINTS[design]:
@@ -68,7 +68,7 @@ def _run_seeds(design: str, config: HostConfig, effort: Effort) -> list[Row]:
                 slots(host).apply(action)
             name = f"{design} {SEED_SIZE}, {blueprint} {stage.name.lower()}, training step"
             calls[name] = partial(_train, host, x)
-            shares[name] = costs.training_flops(slots(host).lives) / costs.host_training
+            shares[name] = training_step_flops(host, x) / plain
     timings = time_side_by_side(calls, effort)
     cost = partial(compare, timings, other=WITHOUT, group=GROUP, kind=Ratio.COST)
     return [
