@@ -20,6 +20,10 @@ from esper.lifecycle.stages import Stage
 NO_BLUEPRINT = -1
 
 
+SIZES = ("kind", "first_hidden", "unit_parameters")
+"""Columns that describe slots before anything grows there."""
+
+
 @dataclass(frozen=True, eq=False)
 class SlotArrays:
     """The state of all slots, ``[N, S]`` each: what masks, observations, rewards and records read.
@@ -111,6 +115,12 @@ class SlotArrays:
         """Make all slots dormant."""
         for name, values in self.columns().items():
             values[...] = _DORMANT.get(name, 0)
+
+    def clear_lives(self, host: int) -> None:
+        """Make the slots of a host dormant; their sizes stay."""
+        for name, values in self.columns().items():
+            if name not in SIZES:
+                values[host] = _DORMANT.get(name, 0)
 
     def clear_measured(self, host: int) -> None:
         """Forget what was measured of a host's slots."""

@@ -474,7 +474,7 @@ class Population:
     def _follow(self, host: int) -> None:
         """Keep the slot arrays and the kernel's jobs in sync with a host."""
         held, arrays = self._hosts[host], self._slot_arrays
-        arrays.assign(host, SlotArrays.blank(*arrays.stage.shape))
+        arrays.clear_lives(host)
         lives = held.slots.lives
         lives.on_change = partial(self._on_slot_change, host)
         for slot, life in lives.items():
