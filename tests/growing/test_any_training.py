@@ -80,7 +80,7 @@ def predict(model: nn.Module, inputs: Tensor = X) -> Tensor:
             3,
             CLASSES,
             {"metric": lambda p, y: (p.softmax(1)[torch.arange(len(y)), y]).mean()},
-            "<lambda>",
+            "metric",
             lambda p: p.softmax(1)[torch.arange(40), CLASSES[VAL]].mean(),
         ),
     ],
