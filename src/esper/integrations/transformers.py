@@ -23,6 +23,7 @@ from esper.integrations.adapters import (
     require_options,
 )
 from esper.integrations.grown_states import (
+    KEY,
     GrownState,
     find_grown,
     rebuild_on_load,
@@ -183,7 +184,12 @@ def from_pretrained(cls: type[Any], folder: str | Path) -> Any:
     config = _transformers.AutoConfig.from_pretrained(folder)
     model = cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
     model = model.to(config.dtype or torch.float32)
-    rebuild_on_load(model)
+    plain = {name: t for name, t in state.items() if name.rpartition(".")[2] != KEY}
+    own = model.state_dict()
+    if all(name in own and own[name].shape == t.shape for name, t in plain.items()):
+        state = plain  # the configuration has followed all growth
+    else:
+        rebuild_on_load(model)
     missing, unexpected = model.load_state_dict(state, strict=False)
     model.tie_weights()
     wrong = [*unexpected, *(set(missing) - set(model.all_tied_weights_keys))]

@@ -174,7 +174,10 @@ def rebuilt(model: nn.Module) -> nn.Module:
 
 
 def _shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    own |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    # Hooks may add other entries.
+    return {name: tuple(t.shape) for name, t in model.state_dict().items() if name in own}
 
 
 Leaf = tuple[tuple[str, ...], Any]
