@@ -341,8 +341,11 @@ class HostSlots(Mapping[str, Slot]):
         reshard(self.model)
         place = self[slot]
         if isinstance(place, SurgerySlot):
+            is_plain = place.alpha == 1.0 and not place.is_scaled
             place.remove_scales()
             place.settle()
+            if is_plain:  # nothing of the model changes
+                return
         self._notify()
 
     def absorb_seed(self, slot: str) -> int:
@@ -581,6 +584,8 @@ class HostSlots(Mapping[str, Slot]):
         governor averages the gradients and copies the buffers of everything that was grown.
         """
         ids = {id(tensor) for tensor in tensors}
+        if not (ids or self._hidden):
+            return
         names = {name for name, t in named_tensors(self.model).items() if id(t) in ids}
         others = set(getattr(self.model, DDP_IGNORES, ())) - self._hidden
         self._hidden = names

@@ -189,6 +189,11 @@ class SurgerySlot(ABC):
         for _, scale in self._scales:
             scale.set(factor)
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether hooks scale what the seed contributes."""
+        return bool(self._scales)
+
     def remove_scales(self) -> None:
         """Remove the hooks of the slot."""
         for layer, scale in self._scales:
