@@ -81,7 +81,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(KERNELS)
 
 # Nothing here replaces a package that `make test` uses, so one environment serves both.
 $(SLOW_READY): $(READY)
-	$(BIN)/$(INSTALL) -c constraints.txt -e ".[accelerate,lightning,onnx,ray,tensorboard,transformers,wandb]" --group slow-test
+	$(BIN)/$(INSTALL) -c constraints.txt -e ".[accelerate,lightning,onnx,optuna,pandas,ray,tensorboard,transformers,wandb]" --group slow-test
 	touch $@
 
 # Debian's browser, where it can be had without a question; without it the tests that need it are

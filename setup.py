@@ -52,7 +52,7 @@ def readme() -> str:
     files = rf"\g<1>{REPOSITORY}/blob/v{VERSION}/"
     relative = r"(?!#|[a-z]+:)"
     text = re.sub(rf"(!\[[^\]]*\]\(){relative}", images, text)
-    text = re.sub(rf"""(<img\s[^>]*?src=["']){relative}""", images, text)
+    text = re.sub(rf"""(<(?:img|source)\s[^>]*?src(?:set)?=["']){relative}""", images, text)
     text = re.sub(rf"(\]\(){relative}", files, text)
     return re.sub(rf"""(<a\s[^>]*?href=["']){relative}""", files, text)
 

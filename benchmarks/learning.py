@@ -5,7 +5,8 @@ Run:  make bench-learning   or, where the peers are installed:  python benchmark
 Every library trains for the same number of environment steps, at its own defaults and at matched
 settings, with several seeds. Each run is written to benchmarks/results/learning/ as soon as it is
 complete, and runs that are there are not repeated. At the end a table is printed, and
-benchmarks/learning.json and benchmarks/learning.png are written.
+benchmarks/learning.json and benchmarks/learning.png are written. A peer that was not run here keeps
+its rows in learning.json, marked as kept: its results do not change with Esper.
 """
 
 from __future__ import annotations
@@ -173,6 +174,8 @@ class Row:
     """CPU time of training, the mean over seeds."""
     by_seed: list[float]
     curve: list[Interval | None]
+    is_kept: bool = False
+    """Whether it is of an earlier summary."""
 
     @property
     def label(self) -> str:
@@ -201,7 +204,25 @@ def summarize(runs: list[Run]) -> list[Row]:
         for (task, library, setting), results in found.items()
     ]
     order = list(TASKS)
-    return sorted(rows, key=lambda row: order.index(row.task))
+    return sorted([*rows, *_kept(rows)], key=lambda row: order.index(row.task))
+
+
+def _kept(rows: list[Row]) -> list[Row]:
+    """Return the rows of peers that the last summary has and these have not."""
+    if not SUMMARY.exists():
+        return []
+    libraries = {name: library for library, name in NAMES.items()}
+    known = {(row.task, row.library, row.setting) for row in rows}
+    kept = list[Row]()
+    for one in json.loads(SUMMARY.read_text())["rows"]:
+        variant = (one["task"], libraries[one["library"]], one["setting"])
+        if variant[1] == "esper" or variant in known:
+            continue
+        n = len(one["by_seed"])
+        final = Interval(one["mean"], one["low"], one["high"], n)
+        curve = [None if mean is None else Interval(mean, mean, mean, n) for mean in one["curve"]]
+        kept.append(Row(*variant, final, one["cpu_seconds"], one["by_seed"], curve, is_kept=True))
+    return kept
 
 
 def _mean_curve(curves: list[list[float | None]]) -> list[Interval | None]:
@@ -219,10 +240,10 @@ def best_peer(rows: list[Row], task: str) -> Row | None:
 def verdict(row: Row, rows: list[Row]) -> str:
     """Return where Esper's mean lies relative to the interval of the best peer.
 
-    Less than 1% of the way from random to best does not count.
+    Less than 1% of the way from random to best does not count, and one seed has no interval.
     """
     peer = best_peer(rows, row.task)
-    if row.library != "esper" or peer is None:
+    if row.library != "esper" or peer is None or peer.final.n == 1:
         return ""
     random = next(r.final.mean for r in rows if (r.task, r.library) == (row.task, "random"))
     margin = 0.01 * abs(TASKS[row.task].best - random)
@@ -270,6 +291,7 @@ def write_summary(rows: list[Row], seeds: int) -> None:
                 "by_seed": [_short(mean) for mean in row.by_seed],
                 "cpu_seconds": round(row.seconds, 1),
                 "compared_with_best_peer": verdict(row, rows) or None,
+                "kept": row.is_kept,
                 "curve": [None if point is None else _short(point.mean) for point in row.curve],
             }
             for row in rows

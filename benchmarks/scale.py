@@ -1,6 +1,6 @@
 """How the cost of a round grows with hosts, shards and workers, and what that predicts.
 
-Run:  python benchmarks/scale.py          as tables; docs/scale.md discusses them
+Run:  python benchmarks/scale.py          as tables; docs/workers.md discusses them
 
 Trains some rounds of the quick preset in each setting. The speed of a setting is that of its median
 round. One thread per process.

@@ -17,6 +17,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,30 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import torch
 
-from warm_start_problems import PROBLEMS, PROSE
 from warm_start_report import report
-from warm_start_runs import FORGETTING, TUNING_SEED, Job, run_job
+from warm_start_runs import (
+    ALL_PROBLEMS,
+    FORGETTING,
+    PROBLEMS,
+    PROSE,
+    SIZES,
+    TUNING_SEED,
+    Job,
+    run_job,
+)
 
 FOLDER = Path(__file__).parent / "warm_start"
 N_SEEDS = 5
-EXTRA = (0.25, 0.5, 1.0, 2.0)
-"""More FLOPs for the given model, relative to those it was trained with."""
-TUNED_AT = 1.0
-"""The extra FLOPs at which learning rates are chosen."""
-FORGETTING_EXTRA, FORGETTING_RATE = 0.5, 5e-3
+TUNED_AT = 0.5
+"""The extra FLOPs at which settings are chosen; for larger models also that more than 1."""
+FORGETTING_EXTRA = 0.5
 ARMS = ("continue", "widen", "deepen", "both")
 BASES = ("decayed", "constant")
-SIZES = ("wide", "deep", "both")
 SHARES = (1.0, 0.3, 0.1)
 """Learning rates of a trained model, relative to the one that it was trained with."""
 LORA_SHARES = (3.0, 1.0, 0.3)
+
+Row = dict[str, Any]
 
 
 class Campaign:
@@ -50,9 +58,9 @@ class Campaign:
     def __init__(self, path: Path, *, is_small: bool, only: str | None, is_report: bool) -> None:
         self.names = [name for name in PROBLEMS if only in (None, name)]
         self.n_seeds = 2 if is_small else N_SEEDS
-        self.has_forgetting = only in (None, PROSE.name)
+        self.has_forgetting = only in (None, PROSE)
         self._is_small, self._is_report, self._path = is_small, is_report, path
-        self._found: dict[str, list[dict[str, Any]]] = {}
+        self._found: dict[str, list[Row]] = {}
         text = path.read_text() if path.exists() else ""
         self._is_cut = not text.endswith("\n") and text != ""
         for line in text.splitlines():
@@ -64,117 +72,89 @@ class Campaign:
 
     def run_all(self) -> None:
         """Run what is missing, what is most wanted first."""
-        for name in self.names:
-            for base in BASES:
-                self.rates(name, base)
         for seed in range(self.n_seeds):
             for name in self.names:
-                self.given(name, "decayed", seed)
-                self.grown(name, "decayed", seed)
-                self.scratch(name, seed)
+                self.arms(name, "decayed", seed)
             if self.has_forgetting:
                 self.forgetting(seed)
-        for seed in range(self.n_seeds):
-            for name in self.names:
-                self.grown(name, "constant", seed)
+        for seed, name in product(range(self.n_seeds), self.names):
+            if "constant" in PROBLEMS[name].bases:
+                self.arms(name, "constant", seed)
+
+    def arms(self, name: str, base: str, seed: int) -> dict[str, list[Row]]:
+        """Return the results of the given model and of each arm, by budget."""
+        found = {"given": [self._base(name, self.base_rate(name), seed)[BASES.index(base)]]}
+        rates, extras = self.rates(name, base), PROBLEMS[name].extra
+        for arm in ARMS:
+            found[arm] = self._warm(name, seed, arm, base, rates[arm], extras)
+        for which, shift in (("extra", 0.0), ("total", 1.0)):
+            size, rate = self.larger(name, shift)
+            budgets = [extra + shift for extra in extras]
+            # One run serves both if it can.
+            if self.larger(name, 0.0) == self.larger(name, 1.0):
+                all_budgets = sorted({*extras, *(extra + 1.0 for extra in extras)})
+            else:
+                all_budgets = budgets
+            rows = self._scratch(name, seed, size, rate, tuple(all_budgets))
+            found[f"larger, {which} FLOPs"] = [row for row in rows if row["budget"] in budgets]
+        return found
 
     def base_rate(self, name: str) -> float:
         """Return the learning rate of the given model."""
+        problem = ALL_PROBLEMS[name]
         return min(
-            ((self._base(name, rate, TUNING_SEED)[0]["validation"], rate))
-            for rate in PROBLEMS[name].rates
-        )[1]
+            problem.rates,
+            key=lambda rate: problem.badness(self._base(name, rate, TUNING_SEED)[0]),
+        )
 
     def rates(self, name: str, base: str) -> dict[str, float]:
         """Return the learning rate of each arm that begins with a trained model."""
-        rate, found = self.base_rate(name), dict[str, float]()
-        for arm in ARMS:
-            losses = {
-                share: self._warm(name, TUNING_SEED, arm, base, rate * share, (TUNED_AT,))
-                for share in SHARES
-            }
-            found[arm] = rate * min(losses, key=lambda share: losses[share][0]["validation"])
-        return found
+        rates = [self.base_rate(name) * share for share in SHARES]
 
-    def grown(self, name: str, base: str, seed: int) -> dict[str, list[dict[str, Any]]]:
-        """Return the results of each arm that begins with a trained model."""
-        rates = self.rates(name, base)
-        return {arm: self._warm(name, seed, arm, base, rates[arm], EXTRA) for arm in ARMS}
+        def badness(arm: str, rate: float) -> float:
+            (row,) = self._warm(name, TUNING_SEED, arm, base, rate, (TUNED_AT,))
+            return PROBLEMS[name].badness(row)
 
-    def given(self, name: str, base: str, seed: int) -> dict[str, Any]:
-        """Return the results of the trained model as it is."""
-        return self._base(name, self.base_rate(name), seed)[BASES.index(base)]
+        return {arm: min(rates, key=lambda rate: badness(arm, rate)) for arm in ARMS}
 
-    def larger(self, name: str, budget: float) -> tuple[str, float]:
-        """Return the size and rate of a larger model from scratch, chosen at a tuned budget."""
-        trials = {
-            (size, rate): self._scratch(name, TUNING_SEED, size, rate, (TUNED_AT, 1.0 + TUNED_AT))
-            for size in SIZES
-            for rate in (self.base_rate(name), 0.5 * self.base_rate(name))
-        }
-        index = int(budget > TUNED_AT)
-        return min(trials, key=lambda trial: trials[trial][index]["validation"])
+    def larger(self, name: str, shift: float) -> tuple[str, float]:
+        """Return the best size of a larger model from scratch, and then its best rate."""
+        first = self.base_rate(name)
 
-    def scratch(self, name: str, seed: int) -> dict[str, list[dict[str, Any]]]:
-        """Return the results of larger models with the extra and with the total FLOPs."""
-        total = tuple(1.0 + extra for extra in EXTRA)
-        choices = self.larger(name, TUNED_AT), self.larger(name, 1.0 + TUNED_AT)
-        if choices[0] == choices[1]:  # one run serves both
-            budgets = tuple(sorted({*EXTRA, *total}))
-            rows = self._scratch(name, seed, *choices[0], budgets)
-            both = [[r for r in rows if r["budget"] in wanted] for wanted in (EXTRA, total)]
-        else:
-            both = [
-                self._scratch(name, seed, *choice, budgets)
-                for choice, budgets in zip(choices, (EXTRA, total), strict=True)
-            ]
-        return {"larger, extra FLOPs": both[0], "larger, total FLOPs": both[1]}
+        def badness(trial: tuple[str, float]) -> float:
+            rows = self._scratch(name, TUNING_SEED, *trial, (TUNED_AT, 1.0 + TUNED_AT))
+            return PROBLEMS[name].badness(rows[int(shift > 0.0)])
 
-    def forgetting(self, seed: int) -> dict[tuple[str, float], dict[str, Any]]:
+        size, _ = min(((size, first) for size in SIZES), key=badness)
+        return min(((size, rate) for rate in (first, 0.5 * first)), key=badness)
+
+    def forgetting(self, seed: int) -> dict[tuple[str, float], Row]:
         """Return the results of each way of learning a second text, at each learning rate."""
-        rate = FORGETTING_RATE
-        found: dict[tuple[str, float], dict[str, Any]] = {}
+        found: dict[tuple[str, float], Row] = {}
         for arm in FORGETTING:
             for share in LORA_SHARES if arm == "LoRA" else SHARES:
+                rate = self.base_rate(PROSE) * share
                 (found[arm, share],) = self._warm(
-                    PROSE.name, seed, arm, "decayed", rate * share, (FORGETTING_EXTRA,), rate
+                    PROSE, seed, arm, "decayed", rate, (FORGETTING_EXTRA,)
                 )
         return found
 
-    def _base(self, name: str, rate: float, seed: int) -> list[dict[str, Any]]:
+    def _base(self, name: str, rate: float, seed: int) -> list[Row]:
         return self._run(Job(problem=name, seed=seed, arm="base", rate=rate, budgets=(1.0,)))
 
     def _warm(
-        self,
-        name: str,
-        seed: int,
-        arm: str,
-        base: str,
-        rate: float,
-        budgets: tuple[float, ...],
-        base_rate: float | None = None,
-    ) -> list[dict[str, Any]]:
-        base_rate = base_rate or self.base_rate(name)
-        return self._run(
-            Job(
-                problem=name,
-                seed=seed,
-                arm=arm,
-                rate=rate,
-                budgets=budgets,
-                base=base,
-                base_rate=base_rate,
-            )
-        )
+        self, name: str, seed: int, arm: str, base: str, rate: float, budgets: tuple[float, ...]
+    ) -> list[Row]:
+        given = {"base": base, "base_rate": self.base_rate(name)}
+        return self._run(Job(problem=name, seed=seed, arm=arm, rate=rate, budgets=budgets, **given))
 
     def _scratch(
         self, name: str, seed: int, size: str, rate: float, budgets: tuple[float, ...]
-    ) -> list[dict[str, Any]]:
-        return self._run(
-            Job(problem=name, seed=seed, arm="scratch", rate=rate, budgets=budgets, size=size)
-        )
+    ) -> list[Row]:
+        job = Job(problem=name, seed=seed, arm="scratch", rate=rate, budgets=budgets, size=size)
+        return self._run(job)
 
-    def _run(self, job: Job) -> list[dict[str, Any]]:
+    def _run(self, job: Job) -> list[Row]:
         """Return the results of a job, which is done if it has none.
 
         Raises:
@@ -206,7 +186,7 @@ def _key(fields: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and write its tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=[*PROBLEMS, PROSE.name], help="run one part")
+    parser.add_argument("--only", choices=[*PROBLEMS, PROSE], help="run one part")
     parser.add_argument("--small", action="store_true", help="tiny, to check that it runs")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--nice", type=int, default=10, help="niceness of this process")
@@ -216,9 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.out or Path(temporary if given.small else FOLDER)
-        campaign = Campaign(
-            folder / "runs.jsonl", is_small=given.small, only=given.only, is_report=given.report
-        )
+        options: dict[str, Any] = {"is_small": given.small, "only": given.only}
+        campaign = Campaign(folder / "runs.jsonl", is_report=given.report, **options)
         if not given.report:
             campaign.run_all()
         text = report(campaign)

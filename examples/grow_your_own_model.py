@@ -134,7 +134,7 @@ def main(epochs: int, seed: int, controller: str, folder: Path, *, is_kept: bool
     grown = esper.grow(
         small, train, valid, epochs, controller=controller, seed=seed, on_step=show, **TRAINING
     )
-    print("", *map(wrapped, grown.summary.sentences), sep="\n")
+    print(f"\n{grown.summary}")
 
     plain = grown.model.eval()
     correct, reloaded = correct_predictions(plain, test), reload_without_esper(plain, test, folder)
@@ -205,8 +205,8 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--controller",
-        default="shipped",
-        help="shipped, heuristic, or a folder",
+        default="learned",
+        help="learned, heuristic, or a folder",
     )
     parser.add_argument("--out", type=Path, help="folder to keep the model and a figure in")
     arguments = parser.parse_args()

@@ -1,6 +1,7 @@
 """Settings and fixtures that all tests share."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ EXAMPLES = int(os.environ.get("ESPER_TEST_EXAMPLES", "20"))
 settings.register_profile("esper", deadline=None, max_examples=EXAMPLES, derandomize=True)
 settings.load_profile("esper")
 torch.set_num_threads(1)
+
+# A shell starts background jobs with Ctrl-C ignored, which Esper would respect.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -15,7 +15,13 @@ from esper.dashboard.views.comparison import comparison_view
 from esper.errors import EvidenceError, RunError
 from esper.evidence.cache import ResultCache
 from esper.growth.saved_models import load, save
-from esper.results.files import evidence_text, read_evidence_file, read_summary, write_summary
+from esper.results.files import (
+    EVIDENCE_VERSION,
+    evidence_text,
+    read_evidence_file,
+    read_summary,
+    write_summary,
+)
 from esper.simic import PPO
 from esper.storage.checkpoint_folder import CheckpointWarning
 from esper.storage.files import write_hashed
@@ -141,7 +147,8 @@ def test_a_summary_of_another_version_is_refused_in_one_line(tmp_path: Path) -> 
     write_summary(path, make_summary())
     text = path.read_text()
     assert read_summary(path).to_json() == make_summary().to_json()
-    path.write_text(text.replace('"evidence_version": 3', '"evidence_version": 2'))
+    older = text.replace(f'"evidence_version": {EVIDENCE_VERSION}', '"evidence_version": 2')
+    path.write_text(older)
     path.with_name("summary.json.sha256").unlink()  # a copy of the file alone
-    with pytest.raises(RunError, match=r"summary.json .*format 2, not 3"):
+    with pytest.raises(RunError, match=rf"summary.json .*format 2, not {EVIDENCE_VERSION}"):
         read_summary(path)

@@ -117,7 +117,7 @@ def test_no_controller_has_a_name_that_the_system_does_not_allow(name: str) -> N
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Return a function that closes a folder to this user, also where that is root."""
-    real_stat, real_open = os.stat, open
+    real_stat, real_open, real_os_open = os.stat, open, os.open
     shut: list[str] = []
 
     def check(path: Any) -> None:
@@ -134,7 +134,12 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
         check(path)
         return real_open(path, *args, **kwargs)
 
+    def open_handle(path: Any, *args: Any, **kwargs: Any) -> int:
+        check(path)
+        return real_os_open(path, *args, **kwargs)
+
     monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "open", open_handle)
     monkeypatch.setattr("io.open", open_file)
     return lambda folder: shut.append(f"{folder}/")
 

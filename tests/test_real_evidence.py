@@ -53,9 +53,19 @@ def test_growth_that_waits_is_plain_training(real: Any) -> None:
         plain.epoch,
     )
     assert grown.parameters == plain.parameters
-    assert grown.details["scratch"] == 1
     # Esper validates once more than plain training, before it starts.
     assert plain.flops <= grown.flops < 1.2 * plain.flops
+
+
+def test_the_given_size_of_a_race_is_plain_training(real: Any) -> None:
+    arms, data = real("arms"), made_up(real)
+    problem = short(real)
+    plain = arms.train_width(problem, data, seed=5, multiple=1)
+    race = arms.grow_model(problem, data, seed=5, controller="race")
+    size = next(size for size in race.details["sizes"] if size[0] == 1)
+    assert size[1] <= problem.epochs
+    assert race.parameters >= plain.parameters
+    assert plain.details["half_seconds"] < plain.seconds
 
 
 def test_flops_of_an_mlp_are_those_of_its_matrices(real: Any) -> None:
@@ -149,74 +159,88 @@ def test_every_model_gets_larger_with_its_width(real: Any) -> None:
 
 
 def row(problem: str, seed: int, arm: str, validation: float, test: float, **more: Any) -> Any:
-    details = {"scratch": 2} if arm == "grown" else {}
+    details = {"half": 0.6, "half_seconds": 0.5} if arm == "x1" else {}
     facts = {"problem": problem, "setup": "s", "seed": seed, "arm": arm, "details": details}
-    return {**facts, "validation": validation, "test": test, "parameters": 10, "flops": 1.0, **more}
+    counts = {"parameters": 10, "seconds": 1.0}
+    return {**facts, **counts, "validation": validation, "test": test, **more}
 
 
 def accuracies(problem: str, seed: int, *, grown: float = 0.85) -> list[Any]:
     return [
-        row(problem, seed, "x1", 0.70, 0.70, flops=1.0),
-        row(problem, seed, "x2", 0.80, 0.82, flops=2.0),
-        row(problem, seed, "x4", 0.90, 0.80, flops=4.0),  # validation chooses, not the test
-        row(problem, seed, "x8", 0.85, 0.95, flops=8.0),
-        row(problem, seed, "grown", 0.85, grown, flops=3.0),
+        row(problem, seed, "x1", 0.70, 0.70, seconds=1.0, parameters=10),
+        row(problem, seed, "x2", 0.80, 0.82, seconds=2.0, parameters=20),
+        row(problem, seed, "x4", 0.90, 0.80, seconds=4.0, parameters=40),  # validation chooses
+        row(problem, seed, "x8", 0.85, 0.95, seconds=8.0, parameters=80),
+        row(problem, seed, "race", 0.85, grown, seconds=3.0, parameters=20),
     ]
 
 
+def compared(real: Any, rows: list[Any], **changes: Any) -> Any:
+    return real("report").compare(rows, short(real, **changes), ["race"])
+
+
 def test_gains_and_costs_worked_by_hand(real: Any) -> None:
-    problem = short(real)
-    found = real("report").compare(
-        accuracies("vowel", 0) + accuracies("vowel", 1), problem, "grown"
-    )
-    np.testing.assert_allclose(found.gains(found.grown), [15.0, 15.0])
-    np.testing.assert_allclose(found.gains(found.search), [10.0, 10.0])
-    np.testing.assert_allclose(found.gains(found.scratch), [12.0, 12.0])
-    np.testing.assert_allclose(found.flops_share, [0.2, 0.2])
+    found = compared(real, accuracies("vowel", 0) + accuracies("vowel", 1))
+    np.testing.assert_allclose(found.gain("race"), [15.0, 15.0])
+    np.testing.assert_allclose(found.gain("race", "x4"), [5.0, 5.0])
+    np.testing.assert_allclose(found.gain("search"), [10.0, 10.0])
+    np.testing.assert_allclose(found.gain("two sizes"), [10.0, 10.0])
+    np.testing.assert_allclose(found.gain("half the epochs"), [-10.0, -10.0])
+    assert (found.times("search"), found.times("two sizes")) == (15.0, 5.0)
+    assert found.times("half the epochs") == 0.5
+    assert found.size("race") == pytest.approx(2.0)
+    assert found.sufficient == "x8"
+
+
+def test_two_sizes_are_the_smaller_one_within_a_point(real: Any) -> None:
+    rows = [row("vowel", 0, arm, 0.5, 0.5) for arm in ("x2", "x8", "race")]
+    rows += [row("vowel", 0, "x1", 0.70, 0.60), row("vowel", 0, "x4", 0.709, 0.80)]
+    assert compared(real, rows).gain("two sizes")[0] == 0.0
+    rows[-1]["validation"] = 0.711
+    assert compared(real, rows).gain("two sizes")[0] == pytest.approx(20.0)
+    rows[-2:] = [row("vowel", 0, "x1", 1.0, 1.0), row("vowel", 0, "x4", 0.98, 0.9)]
+    assert compared(real, rows, metric="mse").gain("two sizes")[0] == pytest.approx(10.0)
 
 
 def test_gains_in_loss_are_percent_of_the_given_models(real: Any) -> None:
     rows = [row("vowel", 0, f"x{k}", 2.0 - k / 10, 2.0 - k / 10) for k in (1, 2, 4, 8)]
-    rows.append(row("vowel", 0, "grown", 1.71, 1.71))
-    found = real("report").compare(rows, short(real, metric="mse"), "grown")
-    np.testing.assert_allclose(found.gains(found.grown), [10.0])
-    assert found.search[0]["arm"] == "x8"
-    assert found.margin == pytest.approx(11.0)
+    rows.append(row("vowel", 0, "race", 1.71, 1.71))
+    found = compared(real, rows, metric="mse")
+    np.testing.assert_allclose(found.gain("race"), [10.0])
+    assert found.arms["search"].test[0] == pytest.approx(1.2)
 
 
 def test_seeds_with_a_missing_or_failed_arm_do_not_count(real: Any) -> None:
     rows = accuracies("vowel", 0) + accuracies("vowel", 1)[:-1] + accuracies("vowel", 2)[1:]
-    rows.append({**row("vowel", 1, "grown", 0.0, 0.0), "error": "SlotError: none"})
-    found = real("report").compare(rows, short(real), "grown")
-    assert [each["seed"] for each in found.grown] == [0]
-    assert real("report").compare(rows[-1:], short(real), "grown") is None
+    rows.append({**row("vowel", 1, "race", 0.0, 0.0), "error": "SlotError: none"})
+    assert compared(real, rows).n_seeds == 1
+    assert compared(real, rows[-1:]) is None
 
 
-def test_claims_need_every_problem_and_enough_data_sets(real: Any) -> None:
+def test_what_is_reached_and_missed_is_said(real: Any) -> None:
     report = real("report")
 
-    def claims(n: int, worst: float) -> list[str]:
-        found: list[Any] = []
-        for number in range(n):
-            grown = worst if number == 0 else 0.85
-            problem = short(real, name=f"p{number}", data=f"d{number}")
-            rows = accuracies(problem.name, 0, grown=grown) + accuracies(
-                problem.name, 1, grown=grown
+    def aims(grown: float) -> list[str]:
+        found = [
+            report.compare(
+                [row for seed in (0, 1) for row in accuracies(f"p{k}", seed, grown=grown)],
+                short(real, name=f"p{k}", data=f"d{k}"),
+                ["race"],
             )
-            found.append(report.compare(rows, problem, "grown"))
-        return report.make_claims(found)
+            for k in range(12)
+        ]
+        return report.make_aims(found, "race").splitlines()[2:]
 
-    plain, search, both, same = claims(12, 0.85)[:4]
-    assert "training: shown" in plain
-    assert "cost: shown" in search
-    assert "saw: shown" in both
-    assert "150% [150, 150]" in search
-    assert "20% [20, 20]" in search
-    assert "+3.00" in same
-    assert "training: not shown" in claims(12, 0.69)[0]
-    assert "p0 (-1.00 ± 0.00)" in claims(12, 0.69)[0]
-    assert "saw: not shown" in claims(12, 0.69)[2]
-    assert "not decided" in claims(3, 0.85)[0]
+    score, worse, share, seconds, *_ = good = aims(0.85)
+    assert "+5.00 [+5.00, +5.00] | yes" in score
+    assert "none | none | yes" in worse
+    assert "150% | yes" in share
+    assert "20% | yes" in seconds
+    assert "2.0x | 0.25x" not in "".join(good)
+    bad = aims(0.70)
+    assert "-10.00 [-10.00, -10.00] | **no**" in bad[0]
+    assert "p0 (-10.0)" in bad[1]
+    assert "0% | **no**" in bad[2]
 
 
 def test_models_of_one_data_set_are_drawn_together(real: Any) -> None:
@@ -259,8 +283,8 @@ def test_what_is_done_is_not_trained_again_and_failures_are(
 def test_the_report_is_written_with_its_figure(real: Any, tmp_path: Path) -> None:
     rows = accuracies("vowel", 0) + accuracies("vowel", 1)
     problems = [short(real), short(real, name="other")]
-    text = real("report").make_report(rows, problems, "grown", tmp_path)
+    text = real("report").make_report(rows, problems, ["race"], tmp_path)
     assert (tmp_path / "results.md").read_text() == text
     assert (tmp_path / "gains.png").stat().st_size > 1_000
-    assert "| vowel | MLP, 2 hidden layers of 8 | accuracy | 70.0 | 85.0 | 80.0 | 82.0 |" in text
+    assert "| vowel | MLP, 2 hidden layers of 8 | accuracy | 70.0 | 82.0 | 80.0 | 95.0 |" in text
     assert "Without results: other" in text

@@ -1,4 +1,4 @@
-"""The tutorial works from its first step to its last, with tiny numbers for training."""
+"""The tutorial on training a controller works as a whole, with tiny numbers for training."""
 
 import shlex
 import signal
@@ -10,11 +10,11 @@ import pytest
 
 from esper.cli import views
 from esper.cli.main import main
-from tests.cli.test_interrupting import SignalAt
+from tests.cli.test_ctrl_c import SignalAt
 from tests.tutorial_steps import TUTORIAL, tutorial_steps
 
 _WORDS = (
-    "--rounds 2 --envs 2 --n-steps 3 --budget.n-epochs 3 --policy.feature-size 8 "
+    "--rounds 2 --envs 2 --n-steps 3 --lesson-hosts 4 --budget.n-epochs 3 --policy.feature-size 8 "
     "--policy.lstm-size 8 --ppo.n-epochs 1 --ppo.n-minibatches 1 "
     "--evaluation.eval-freq 2 --evaluation.n-eval-episodes 1 --evaluation.n-final-episodes 2"
 )

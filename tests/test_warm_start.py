@@ -25,7 +25,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 @pytest.fixture
 def runs(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Return the module that trains, with few data and little training."""
-    problems, module = load("warm_start_problems"), load("warm_start_runs")
+    module = load("warm_start_runs")
     drawn = torch.Generator().manual_seed(0)
     centres = torch.randn(26, 16, generator=drawn)
 
@@ -34,8 +34,10 @@ def runs(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return Samples(centres[classes] + 0.3 * torch.randn(n, 16, generator=drawn), classes)
 
     data = load("growth_problems").ImageData(TaskData.of(map(samples, (512, 64, 64))))
-    small = dataclasses.replace(problems.PROBLEMS["letters"], load=lambda: data, unit=8.0)
-    monkeypatch.setitem(module.PROBLEMS, "letters", small)
+    small = dataclasses.replace(
+        module.PROBLEMS["letters"], load=lambda: data, unit=40.0, batch_size=64
+    )
+    monkeypatch.setitem(module.ALL_PROBLEMS, "letters", small)
     monkeypatch.setattr(module, "BASES", tmp_path / "bases")
     return module
 
@@ -52,11 +54,11 @@ def test_every_arm_spends_the_same_and_begins_with_the_trained_model(runs: Any, 
         for _ in range(2)
     )
     assert [{**each, "seconds": 0} for each in first] == [{**each, "seconds": 0} for each in again]
-    unit = runs.problem_of(job(runs, arm=arm, budgets=())).unit
+    unit = job(runs, arm=arm, budgets=()).about.unit
     for row, budget in zip(first, (0.25, 0.5), strict=True):
         assert 0.7 * budget * unit < row["gigaflops"] <= budget * unit
     (scratch,) = runs.run_job(job(runs, arm="scratch", size="wide", budgets=(0.5,)))
-    assert first[1]["test"] < scratch["test"]
+    assert first[1]["loss"] < scratch["loss"]
 
 
 def test_grown_models_have_the_size_of_those_from_scratch(runs: Any) -> None:
@@ -77,9 +79,8 @@ def test_rates_are_chosen_on_another_seed_and_finished_runs_are_not_repeated(
     def run(job: Any) -> list[dict[str, Any]]:
         done.append(job)
         loss = abs(job.rate - 1e-3) + 0.01 * job.seed + 0.1 * (job.size == "both")
-        row = {"validation": loss, "test": loss, "accuracy": 50.0 - loss, "parameters": 7}
+        row = {"loss": loss, "accuracy": 50.0 - loss, "parameters": 7}
         row |= {"seconds": 1.0, "gigaflops": 1.0, "prose": loss, "trained": 3}
-        row |= {"prose_before": 1.0, "code_before": 1.0}
         budgets = (1.0, 1.0) if job.arm == "base" else job.budgets
         return [{**row, "budget": budget} for budget in budgets]
 
@@ -93,7 +94,7 @@ def test_rates_are_chosen_on_another_seed_and_finished_runs_are_not_repeated(
     assert len(set(done)) == len(done)
     reported = [each for each in done if each.seed != module.TUNING_SEED]
     assert {each.seed for each in reported} == set(range(5))
-    assert {each.rate for each in reported if each.base} == {2.5e-3 * 0.3}
+    assert {each.rate for each in reported if each.base} == {5e-3 * 0.3}
     assert {each.size for each in reported if each.arm == "scratch"} == {"wide"}
     n_done = len(done)
     path.write_text(path.read_text()[:-9])  # cut off by a kill

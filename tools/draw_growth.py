@@ -1,4 +1,5 @@
-"""Draw a network that grows while it trains, as an animation: ``docs/images/growth.gif``.
+"""Draw a network that grows while it trains, as an animation: ``docs/images/growth.gif``,
+and ``growth-dark.gif`` for dark pages.
 
 A small network learns the digits that ship with Esper, twice with the same weights and batches: as
 it is, and grown by a controller. The animation shows both scores and the layers of the second.
@@ -35,8 +36,24 @@ EPOCHS, LEARNING_RATE, BATCH = 40, 3e-3, 32
 HIDDEN = {"1>3": "1", "3>5": "3"}
 """The slots of the network, and the names of the layers that they widen."""
 
-INK, SOFT, GRID, PLAIN = "#1f2933", "#8492a6", "#eef1f5", "#b3bcc8"
-GROWN, SEED = "#2f6fde", "#f59e0b"
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of a light or a dark page."""
+
+    paper: str
+    ink: str
+    soft: str
+    grid: str
+    plain: str
+    grown: str
+    ink_map: str
+    """The colour map of the image that goes in."""
+
+
+LIGHT = Theme("#ffffff", "#1f2933", "#8492a6", "#eef1f5", "#b3bcc8", "#2f6fde", "Greys")
+DARK = Theme("#1e2129", "#e6e9ef", "#98a2b3", "#2b303b", "#6b7686", "#6ea0ff", "gray")
+SEED = "#f59e0b"
 SIZE, DPI, TOP = (7.0, 3.2), 170, 0.925
 FRAMES_PER_EPOCH = 2
 FRAME_MS, LAST_MS = 100, 4000
@@ -140,7 +157,7 @@ class Units:
     Positions are in inches from the layer's centre, in columns of at most ``ROWS``.
     """
 
-    def __init__(self, slot: str, before: Epoch, after: Epoch, share: float) -> None:
+    def __init__(self, slot: str, before: Epoch, after: Epoch, share: float, theme: Theme) -> None:
         smooth = share * share * (3 - 2 * share)
         (kept, new, strength), (next_kept, next_new, next_strength) = (
             (each.units[slot], *each.blending.get(slot, (0, 0.0))) for each in (before, after)
@@ -157,8 +174,8 @@ class Units:
         blue = 1.0 * (numbers < kept)[:, None]
         first = np.where(numbers < kept, 1.0, strength)
         alpha = mix(first, np.where(numbers < next_kept, 1.0, next_strength))[:, None]
-        white, seed, grown = (np.array(to_rgb(name)) for name in ("white", SEED, GROWN))
-        orange = white + (0.25 + 0.75 * alpha) * (seed - white)
+        paper, seed, grown = (np.array(to_rgb(name)) for name in (theme.paper, SEED, theme.grown))
+        orange = paper + (0.25 + 0.75 * alpha) * (seed - paper)
         self.faces = orange + blue * (grown - orange)
         self.edges = seed + blue * (grown - seed)
         self.places = mix(*(self._layout(n, count) for n in (kept + new, next_kept + next_new)))
@@ -177,52 +194,58 @@ class Units:
         return tuple(np.abs(shown).max(0) + 0.6 * STEP)
 
 
-def draw_frame(grown: list[Epoch], plain: list[Epoch], at: float) -> Image.Image:
+def draw_frame(grown: list[Epoch], plain: list[Epoch], at: float, theme: Theme) -> Image.Image:
     """Return the picture at a time between two epochs."""
-    figure = Figure(figsize=SIZE, dpi=DPI, facecolor="white")
+    figure = Figure(figsize=SIZE, dpi=DPI, facecolor=theme.paper)
     canvas = FigureCanvasAgg(figure)
-    draw_scores(figure.add_axes((0.085, 0.155, 0.36, 0.68)), grown, plain, at)
+    draw_scores(figure.add_axes((0.085, 0.155, 0.36, 0.68)), grown, plain, at, theme)
     wide, high = 0.53 * SIZE[0], SIZE[1]
     network = figure.add_axes((0.47, 0.0, 0.53, 1.0), xlim=(0, wide), ylim=(0, high))
     network.axis("off")
-    draw_network(network, grown, at)
+    draw_network(network, grown, at, theme)
     for x, title in ((0.035, "Validation accuracy"), (0.485, "The network")):
-        figure.text(x, TOP, title, color=INK, fontsize=10.5, weight="bold", va="center")
+        figure.text(x, TOP, title, color=theme.ink, fontsize=10.5, weight="bold", va="center")
     size = f"{grown[0].parameters:,}"
     if grown[int(at)].parameters != grown[0].parameters:
         size += f" → {grown[int(at)].parameters:,}"
-    figure.text(0.97, TOP, f"{size} parameters", color=INK, fontsize=9.5, ha="right", va="center")
+    figure.text(
+        0.97, TOP, f"{size} parameters", color=theme.ink, fontsize=9.5, ha="right", va="center"
+    )
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
 
-def draw_scores(axis: Axes, grown: list[Epoch], plain: list[Epoch], at: float) -> None:
+def draw_scores(
+    axis: Axes, grown: list[Epoch], plain: list[Epoch], at: float, theme: Theme
+) -> None:
     """Draw both scores up to a time."""
+    axis.set_facecolor(theme.paper)
     times = np.append(np.arange(int(at) + 1), at)
     for row, (epochs, colour, width, label) in enumerate(
-        ((plain, PLAIN, 1.8, "no growth"), (grown, GROWN, 2.4, "grown"))
+        ((plain, theme.plain, 1.8, "no growth"), (grown, theme.grown, 2.4, "grown"))
     ):
         scores = 100 * np.interp(times, np.arange(len(epochs)), [each.score for each in epochs])
         axis.plot(times, scores, color=colour, lw=width, solid_capstyle="round")
         axis.plot(at, scores[-1], "o", color=colour, ms=5)
         best = 100 * max(each.score for each in epochs[: int(at) + 1])
-        place = {"transform": axis.transAxes, "ha": "right", "color": SOFT if row == 0 else GROWN}
+        ink = theme.soft if row == 0 else theme.grown
+        place = {"transform": axis.transAxes, "ha": "right", "color": ink}
         axis.text(0.985, 0.05 + 0.115 * row, f"{best:.1f}%", fontsize=10, weight="bold", **place)
         axis.text(0.76, 0.05 + 0.115 * row, label, fontsize=9.5, **place)
     axis.set(xlim=(0, EPOCHS + 0.8), ylim=(LOWEST, 100))
     axis.set_xticks(range(0, EPOCHS + 1, 10))
     axis.set_yticks(range(LOWEST, 101, 10), [f"{y}%" for y in range(LOWEST, 101, 10)])
-    axis.tick_params(length=0, labelsize=8.5, labelcolor=SOFT, pad=5)
-    axis.grid(axis="y", color=GRID, lw=1)
+    axis.tick_params(length=0, labelsize=8.5, labelcolor=theme.soft, pad=5)
+    axis.grid(axis="y", color=theme.grid, lw=1)
     axis.set_axisbelow(True)
     axis.spines[:].set_visible(False)
-    axis.set_xlabel("epoch", color=SOFT, fontsize=8.5, labelpad=3)
+    axis.set_xlabel("epoch", color=theme.soft, fontsize=8.5, labelpad=3)
 
 
-def draw_network(axis: Axes, grown: list[Epoch], at: float) -> None:
+def draw_network(axis: Axes, grown: list[Epoch], at: float, theme: Theme) -> None:
     """Draw the layers, the image that goes in and the digits that come out."""
     before, after = grown[int(at)], grown[min(int(at) + 1, len(grown) - 1)]
-    layers = [Units(slot, before, after, at % 1) for slot in HIDDEN]
+    layers = [Units(slot, before, after, at % 1, theme) for slot in HIDDEN]
     image = split_digits()[1][0][SHOWN, 0].numpy()
     boxes = [(0.24, 0.24), *(layer.box for layer in layers), (0.1, 0.95)]
     for i in range(len(boxes) - 1):
@@ -235,10 +258,10 @@ def draw_network(axis: Axes, grown: list[Epoch], at: float) -> None:
             (right - next_half, MIDDLE - next_tall),
             (left + half, MIDDLE - tall),
         ]
-        axis.add_patch(Polygon(corners, color=GRID, lw=0))
+        axis.add_patch(Polygon(corners, color=theme.grid, lw=0))
     axis.imshow(
         image,
-        cmap="Greys",
+        cmap=theme.ink_map,
         vmin=0,
         vmax=1.15,
         aspect="auto",
@@ -253,22 +276,24 @@ def draw_network(axis: Axes, grown: list[Epoch], at: float) -> None:
             if size > 0:
                 at_xy, diameter = (PLACES[i + 1] + x, MIDDLE + y), 0.72 * STEP * size
                 axis.add_patch(Ellipse(at_xy, diameter, diameter, fc=face, ec=edge, lw=0.8))
-        write_size(axis, PLACES[i + 1], layer, f"layer {i + 1}")
+        write_size(axis, PLACES[i + 1], layer, f"layer {i + 1}", theme)
     for digit in range(10):
         y = MIDDLE + 0.85 - digit * 1.7 / 9
-        axis.text(PLACES[-1], y, str(digit), color=SOFT, fontsize=8.5, ha="center", va="center")
-    axis.text(0.1, 0.13, last_action(grown, int(at)), color=SOFT, fontsize=9)
+        axis.text(
+            PLACES[-1], y, str(digit), color=theme.soft, fontsize=8.5, ha="center", va="center"
+        )
+    axis.text(0.1, 0.13, last_action(grown, int(at)), color=theme.soft, fontsize=9)
 
 
-def write_size(axis: Axes, x: float, layer: Units, name: str) -> None:
+def write_size(axis: Axes, x: float, layer: Units, name: str, theme: Theme) -> None:
     """Write how many units a layer has, how many are being blended in, and its name."""
     style = {"fontsize": 9.5, "weight": "bold", "va": "center"}
     if layer.n_new:
-        axis.text(x - 0.03, 0.64, f"{layer.n_kept}", color=GROWN, ha="right", **style)
+        axis.text(x - 0.03, 0.64, f"{layer.n_kept}", color=theme.grown, ha="right", **style)
         axis.text(x + 0.03, 0.64, f"+ {layer.n_new}", color=SEED, ha="left", **style)
     else:
-        axis.text(x, 0.64, f"{layer.n_kept}", color=GROWN, ha="center", **style)
-    axis.text(x, 0.45, name, color=SOFT, fontsize=8.5, ha="center", va="center")
+        axis.text(x, 0.64, f"{layer.n_kept}", color=theme.grown, ha="center", **style)
+    axis.text(x, 0.45, name, color=theme.soft, fontsize=8.5, ha="center", va="center")
 
 
 def last_action(grown: list[Epoch], epoch: int) -> str:
@@ -285,9 +310,11 @@ def times() -> Iterator[float]:
         yield frame / FRAMES_PER_EPOCH
 
 
-def save_animation(grown: list[Epoch], plain: list[Epoch], out: Path, frames: Path | None) -> None:
+def save_animation(
+    grown: list[Epoch], plain: list[Epoch], out: Path, frames: Path | None, theme: Theme
+) -> None:
     """Write the animation, and its frames as PNG if a folder is given."""
-    images = [draw_frame(grown, plain, at) for at in times()]
+    images = [draw_frame(grown, plain, at, theme) for at in times()]
     if frames is not None:
         frames.mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(images):
@@ -311,10 +338,12 @@ def write_gif(images: list[Image.Image], out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--controller", default="shipped", help="shipped, heuristic, or a folder")
+    parser.add_argument("--controller", default="learned", help="learned, heuristic, or a folder")
     parser.add_argument("--seed", type=int, default=2, help="seed of the weights and batches")
     parser.add_argument("--out", type=Path, default=OUT, help="file to write")
     parser.add_argument("--frames", type=Path, help="folder to write single frames to as well")
     options = parser.parse_args()
-    runs = (train(name, options.seed) for name in (options.controller, "no-growth"))
-    save_animation(*runs, options.out, options.frames)
+    grown, plain = (train(name, options.seed) for name in (options.controller, "no-growth"))
+    dark = options.out.with_stem(f"{options.out.stem}-dark")
+    save_animation(grown, plain, options.out, options.frames, LIGHT)
+    save_animation(grown, plain, dark, None, DARK)

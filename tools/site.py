@@ -22,6 +22,8 @@ SHOWN = (
     "src/esper/tamiyo/controllers/shipped/*.png",
 )
 """What the site shows, or offers for download."""
+BOOSTS = {"docs/glossary.md": 4.0, "docs/reference/": 0.5, "CHANGELOG.md": 0.2, "README.md": 2.0}
+"""How much more or less than others a page counts in searches, by the start of its path."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -35,8 +37,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to a folder to its README; the name of a folder without one is no link."""
+    """Weigh the page in searches, and lead links to a folder to its README, if it has one."""
     here = (ROOT / page.file.src_uri).parent
+    boosts = [boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start)]
+    page.meta["search"] = {"boost": boosts[0]} if boosts else {}
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]  # it would list the page alone
 
     def shown(found: re.Match[str]) -> str:
         name, target = found.groups()

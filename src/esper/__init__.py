@@ -1,4 +1,4 @@
-"""Esper grows neural networks while they train, guided by a learned controller."""
+"""Esper grows PyTorch models, wider and deeper, in mid-training or after."""
 
 from __future__ import annotations
 

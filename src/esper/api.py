@@ -13,6 +13,7 @@ from esper.config.growth import (
 from esper.config.run import RunConfig
 from esper.dashboard.figures import save_evidence
 from esper.dashboard.report import report
+from esper.dashboard.study import study
 from esper.environment import EpisodeResults, GrowthEnv, GrowthVectorEnv, make_env, run_episodes
 from esper.evidence.compare import compare
 from esper.evidence.evaluation import evaluate
@@ -131,6 +132,7 @@ __all__ = [
     "save_evidence",
     "save_grown",
     "slots",
+    "study",
     "task_names",
     "train",
     "widen",

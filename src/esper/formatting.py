@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +33,11 @@ def saving(ratio: Interval) -> Interval:
 def change(ratio: Interval, what: str) -> str:
     """Return a ratio as text: ``12% [8, 16] fewer parameters``."""
     saved = saving(ratio)
-    if saved.is_below_zero:
-        return f"{_percent(-saved.mean, -saved.high, -saved.low)} more {what}"
-    fewer = f"{_percent(saved.mean, saved.low, saved.high)} fewer {what}"
-    return fewer if saved.is_above_zero else f"{what} not shown to differ ({fewer})"
+    if saved.mean < 0.0:
+        text = f"{_percent(-saved.mean, -saved.high, -saved.low)} more {what}"
+    else:
+        text = f"{_percent(saved.mean, saved.low, saved.high)} fewer {what}"
+    return text if saved.excludes_zero else f"{what} not shown to differ ({text})"
 
 
 def too_few(interval: Interval) -> str:
@@ -69,6 +72,21 @@ UNKNOWN = "-"
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with a fixed number of decimals, or a dash for None."""
     return UNKNOWN if value is None else f"{value:z.{digits}f}"
+
+
+def plain_number(value: float, digits: int = 4) -> str:
+    """Return a number with a few significant digits and no exponent: ``0.9722``, ``12,340``."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
+def large_number(value: float) -> str:
+    """Return a large number in words: ``790 million``."""
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if value >= size:
+            return f"{plain_number(value / size, 3)} {name}"
+    return f"{value:,.0f}"
 
 
 def whole(value: float | None) -> str:

@@ -50,11 +50,16 @@ _IRRELEVANT = ("checkpoints", "telemetry")
 def training_command(config: RunConfig) -> str:
     """Return the shell command that trains with these settings, based on the nearest preset."""
     preset, differs = nearest_preset(config)
+    # Another task than the preset's has a budget of its own, unless one is given.
+    whole = ["budget"] if "task" in differs else []
     changed = [
         setting
         for setting in settings_of(config)
         if setting.section not in _IRRELEVANT
-        and any(f"{path}.".startswith(f"{setting.path}.") for path in differs)
+        and (
+            setting.section in whole
+            or any(f"{path}.".startswith(f"{setting.path}.") for path in differs)
+        )
     ]
     args = [arg for setting in changed for arg in _arguments(setting)]
     return shlex.join(["esper", "train", "--preset", preset, *args])
@@ -74,6 +79,16 @@ def nearest_preset(config: RunConfig) -> tuple[str, dict[str, str | None]]:
         found[name] = {path: preset.get(path) for path in paths}
     nearest = min(found, key=lambda name: ("task" in found[name], len(found[name])))
     return nearest, found[nearest]
+
+
+def settings_of_method(config: RunConfig) -> dict[str, str]:
+    """Return the settings that seeds of one method share, as in a file, by path."""
+    own = _texts_of(config).items()
+    return {
+        path: text
+        for path, text in own
+        if path not in ("seed", "threads") and path.partition(".")[0] not in _IRRELEVANT
+    }
 
 
 def _texts_of(config: RunConfig) -> dict[str, str]:
@@ -100,4 +115,6 @@ def _arguments(setting: Setting) -> list[str]:
     if isinstance(value, dict):
         table = cast(dict[str, Any], value)
         return [flag, *(f"{key_text(key)}={value_text(item)}" for key, item in table.items())]
+    if isinstance(value, tuple):
+        return [flag, *map(str, cast("tuple[object, ...]", value))]
     return [flag, NONE if value is None else str(value)]

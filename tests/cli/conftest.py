@@ -10,7 +10,7 @@ from esper.cli.main import main
 _OPTIONS = (
     "--task spirals --task-options batches_per_epoch=1 --rounds 2 --envs 4 --n-steps 6 "
     "--budget.n-epochs 6 --policy.feature-size 12 --policy.lstm-size 8 --ppo.n-epochs 2 "
-    "--ppo.n-minibatches 1 "
+    "--ppo.n-minibatches 1 --first-policy cautious "
     "--evaluation.eval-freq 1 --evaluation.n-eval-episodes 2 --evaluation.n-final-episodes 4"
 )
 TINY = _OPTIONS.split()

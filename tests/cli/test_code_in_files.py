@@ -1,6 +1,5 @@
 """A file that names code does not run it, unless the user allows it."""
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +11,10 @@ import pytest
 import esper
 from esper.cli.main import main
 from esper.config.checks import CodeWarning
-from esper.config.toml import override, read_toml_file, write_toml
+from esper.config.toml import override, write_toml
 from esper.errors import TaskError
+from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.files import read_toml_file
 from esper.tamiyo import save_controller
 from tests.cli.conftest import TINY
 from tests.cli.test_run_commands import refused
@@ -119,8 +120,6 @@ def test_commands_that_a_run_prints_allow_its_own_code(
     assert main(["train", *words, "--run-dir", "own"]) == 0
     printed = capsys.readouterr().out
     assert "grow --controller own --allow-code" in printed
-    assert "compare own shipped --allow-code" in printed
-    assert re.search(r"train --preset \w+ --task own_task:make .*--rounds 20 ", printed)
     assert esper.load_run("own").resume_command.endswith("resume own --allow-code")
     monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
     assert "own_task:make(batches_per_epoch=1)" in refused(["grow", "--controller", "own"], capsys)
@@ -133,3 +132,13 @@ def test_a_controller_whose_origin_is_no_table_is_rejected(
     for origin in ({"task": ["os:mkdir"]}, {"task": "digits", "task_options": [1]}):
         save_controller(replace(fresh_controller(), origin=origin), tmp_path / "c")
         assert "origin.task" in refused(["grow", "--controller", str(tmp_path / "c")], capsys)
+
+
+def test_loading_the_controller_of_a_run_runs_no_code(copied_run: Path) -> None:
+    rewrite(copied_run / "config.toml", copied_run / "config.toml")
+    with_code = CheckpointFolder(copied_run / "checkpoints")
+    loaded = with_code.latest()
+    state = loaded.state | {"config": (copied_run / "config.toml").read_text("utf-8")}
+    with_code.save(state, step=loaded.state["progress"]["step"] + 1)
+    esper.find_controller(copied_run, esper.make_env("spirals", num_envs=1, autoreset=False))
+    assert not Path(MARK).exists()

@@ -37,8 +37,8 @@ def test_runs_tasks_and_controllers_are_completed(
     assert complete("esper report first sec") == ["second"]
     assert complete("esper show no") == []
     assert complete("esper show runs/fi") == ["runs/first"]
-    assert complete("esper compare first sh") == ["shipped"]
-    known = sorted(["first", "second", "shipped", *CONTROLLERS])
+    assert complete("esper compare first le") == ["learned"]
+    known = sorted(["first", "second", "learned", *CONTROLLERS])
     assert complete("esper grow --controller ") == known
     assert complete("esper grow --task ") == sorted(TASKS)
     monkeypatch.setenv("ESPER_RUNS", str(tmp_path))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -161,3 +163,25 @@ def test_without_transformers_the_command_that_installs_it_is_shown(
     line = refused(["expand", "model", "--deepen", "1", "--out", "new"], capsys)
     assert 'pip install "esper-lite[transformers]"' in line
     assert os.listdir() == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone", "--out", "new"], "gone is not a folder"),
+        (["model", "--out", "model"], "exists and is not overwritten"),
+        (["pickled", "--out", "new"], "has its weights in pytorch_model.bin"),
+    ],
+)
+def test_what_is_wrong_with_folders_is_said_before_pytorch_is_loaded(
+    words: list[str], message: str, folder: Path
+) -> None:
+    shutil.copytree(folder, "pickled")
+    pickled(Path("pickled"))
+    command = ["-X", "importtime", "-m", "esper", "expand", *words, "--deepen", "1"]
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "esper.storage.transformers_folder" in imported
+    assert not imported & {"torch", "transformers"}

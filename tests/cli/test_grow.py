@@ -37,7 +37,9 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
         assert row.split()[:2] == [epoch, f"{step['score']:.3f}"]
         before = step["epoch"]
         assert step["op"].replace("_", " ") in row
-    assert any(line.startswith(f"test accuracy  {story['score']:.3f}") for line in lines)
+    score = next(line for line in lines if line.startswith("Test accuracy  "))
+    assert float(score.split()[2]) == pytest.approx(story["score"], abs=1e-4)
+    assert "with no growth (" in score
     assert any(line.startswith("my host/model.pt2") for line in lines)
     again = shlex.split(lines[lines.index("Next:") + 1])
     assert again[1:6] == ["grow", "--controller", str(finished_run), "--seed", "4"]
@@ -97,7 +99,7 @@ def test_the_shipped_controller_is_the_default(
     save_controller(fresh_controller(n_epochs=4), tmp_path / "shipped")
     assert main(["grow"]) == 0
     label = load_shipped().label
-    assert label.startswith("shipped (fresh, ")
+    assert label.startswith("learned (fresh, ")
     assert capsys.readouterr().out.startswith(f"growing a host with controller {label}\n")
 
 
@@ -225,3 +227,21 @@ def test_the_shipped_controller_grows_what_helps_unless_there_is_a_price(
 def test_a_price_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["grow", "--price", "-1"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "word", "is_trained"),
+    [(60.0, "auto", True), (0.0, "auto", False), (0.0, "yes", True), (60.0, "no", False)],
+)
+def test_no_growth_is_trained_too_where_it_takes_seconds(
+    limit: float,
+    word: str,
+    is_trained: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("esper.growing.grown._save_program", lambda *_: None)
+    monkeypatch.setattr("esper.growing.grown.AUTO_SECONDS", limit)
+    words = ["grow", "--task", "spirals", "--controller", "random", "--baseline", word]
+    assert main([*words, "--epochs", "6"]) == 0
+    assert ("with no growth (" in capsys.readouterr().out) == is_trained

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +39,15 @@ def test_help_lists_every_command_without_heavy_imports() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_the_reference_lists_every_command() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
+    rows = [
+        row.split("|")[1] for row in page.read_text().splitlines() if row.startswith("| `esper ")
+    ]
+    listed = {name for row in rows for name in re.findall(r"[a-z-]+", row)}
+    assert set(COMMANDS) <= listed
+
+
 def test_settings_are_printed_without_importing_torch() -> None:
     script = (
         "import sys\nfrom esper.cli.main import main\ncode = main(['train', '--print-config'])\n"
@@ -55,7 +67,7 @@ def test_help_takes_less_than_half_a_second_of_cpu() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no command; choose one of train,"),
+        ([], "no command; choose one of grow,"),
         (["trian"], "unknown command 'trian'"),
         (["trian"], "Did you mean 'train'?"),
         (["xyz"], "See esper --help."),
@@ -210,3 +222,13 @@ def test_a_name_too_long_for_a_table_goes_on_a_line_of_its_own(
 class _Terminal:
     def isatty(self) -> bool:
         return True
+
+
+def test_a_small_address_space_is_refused_before_pytorch_aborts(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "esper", "grow", "--task", "spirals", "--out", "g"]
+    shell = f"ulimit -v 500000; exec {shlex.join(command)}"
+    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(r"esper: error: out of memory: .*ulimit -v.* 800 MB\n", done.stderr)
+    listed = shell.replace("grow --task spirals --out g", "tasks")
+    assert subprocess.run(["sh", "-c", listed], capture_output=True).returncode == 0

@@ -44,18 +44,22 @@ def test_a_run_ends_with_a_comparison_and_working_next_steps(
     assert lines[1].startswith("round  return  score")
     assert lines[2].endswith("no growth on 2 held-out hosts")
     summary = json.loads((folder / "summary.json").read_text())["verdicts"][0]
-    for arm in summary["arms"]:
-        *plots, row = (line for line in lines if line.startswith(f"{arm['name']}  "))
-        assert len(plots) == (arm["name"] != "learned")
-        assert f"  {arm['returns']['mean']:.3f}  " in row
+    names = [arm["label"] if arm["name"] == "no-growth" else arm["name"] for arm in summary["arms"]]
+    start = next(number for number, line in enumerate(lines) if "minus each:" in line)
+    for name in names:
+        rows = [line for line in lines[start + 1 :] if line.startswith(f"{name}  ")]
+        assert len(rows) == (name != "learned")
     assert summary["sentences"][0] in " ".join(told.out.split())
     commands = [shlex.split(line) for line in lines if line.startswith("  esper ")]
-    offered = ["dashboard", "report", "show", "grow", "compare", "train"]
+    offered = ["dashboard", "show", "grow"]
     assert [words[1] for words in commands] == offered
     assert "has seen only spirals" in " ".join(told.out.split())
-    assert main(["report", commands[1][2]]) == 0
-    assert main(["show", *commands[2][2:4]]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    assert main(["show", *commands[1][2:4]]) == 0
+    lines = (told := capsys.readouterr().out).splitlines()
+    printed = " ".join(told.split())
+    for arm in summary["arms"]:
+        rows = [line for line in lines if line.startswith(f"{arm['name']}  ")]
+        assert f"  {arm['returns']['mean']:.3f}  " in rows[-1]
     lines = [one["sentence"] for one in summary["findings"]]
     assert all(f"- {sentence}" in printed for sentence in (*lines, *summary["notes"]))
     assert all(sentence in printed for sentence in summary["sentences"])
@@ -91,14 +95,19 @@ def test_runs_are_listed_with_their_states(
     assert main(["runs"]) == 0
     table, _, about = capsys.readouterr().out.partition("\n\n")
     _, row = table.splitlines()
-    assert "The final comparison is on other hosts" in " ".join(about.split())
+    assert "those of the final comparison" in " ".join(about.split())
     assert row.split("  ")[0] == str(finished_run)
     assert "done" in row
     assert "2 of 2" in row
     assert main(["runs", str(finished_run.parent), "--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out)
-    metrics = esper.load_run(finished_run.name).metrics()
-    assert facts["score"] == metrics["eval/score"].values[-1]
+    summary = esper.load_run(finished_run.name).summary
+    assert summary is not None
+    plain = summary.arm("no-growth")
+    assert facts["score"] == pytest.approx(summary.own.score.mean())
+    assert facts["return"] == pytest.approx(summary.own.returns.mean())
+    assert facts["no_growth_score"] == pytest.approx(plain.score.mean())
+    assert f"{facts['return']:.3f}  {facts['score']:.3f}      {plain.score.mean():.3f}" in row
     assert (facts["state"], facts["rounds_done"]) == ("done", 2)
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 
 from esper.cli.main import main
+from esper.config.growth import Budget
 from esper.config.run import RunConfig
 from esper.config.toml import load_preset, override, preset_names, read_toml, write_toml
+from esper.tasks import make_task
 from tests.config.run_configs import run_configs
 
 
@@ -25,7 +28,8 @@ def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> RunConfig:
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_is_printed_unchanged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--preset", name, "--print-config"]) == 0
-    assert capsys.readouterr().out == write_toml(load_preset(name))
+    printed_text = capsys.readouterr().out
+    assert printed_text.replace(f"  # preset {name}", "") == write_toml(load_preset(name))
 
 
 def test_the_quick_preset_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +41,7 @@ def test_options_override_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
     flags += " --evaluation.patience 3 --ppo.target-kl None --ppo.no-normalize-returns"
     flags += " --telemetry.sinks wandb tensorboard --schedule.ent-coef cosine"
     flags += " --task-options n_epochs=4 host=cnn rate=0.5 flag=true"
+    flags += " --budget.n-epochs 5 --budget.flop-price 0.25 --budget.parameter-rent 0"
     changes = {
         "rounds": 5,
         "ppo.learning_rate": 3e-4,
@@ -48,13 +53,41 @@ def test_options_override_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
         "telemetry.sinks": ("wandb", "tensorboard"),
         "schedule.ent_coef": "cosine",
         "task_options": {"n_epochs": 4, "host": "cnn", "rate": 0.5, "flag": True},
+        "budget": Budget(n_epochs=5, flop_price=0.25, parameter_rent=0.0),
     }
     assert printed(flags.split(), capsys) == override(load_preset("digits"), changes)
 
 
+def test_the_settings_are_printed_with_where_each_comes_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = replace(make_task("spirals"), budget=Budget(n_epochs=12, flop_price=0.3))
+    monkeypatch.setattr("esper.training.setup.create_task", lambda *_, **__: task)
+
+    def sources(*words: str) -> dict[str, str]:
+        assert main(["train", *words, "--print-config"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return dict(line.split("  # ") for line in lines if "  # " in line)
+
+    found = sources("--task", "mine", "--rounds", "45")
+    assert found["n_epochs = 12"] == found["flop_price = 0.3"] == "task mine"
+    assert found["rounds = 45"] == found['task = "mine"'] == "command line"
+    assert found["seed = 0"] == "preset quick"
+    assert sources("--task", "mine", "--budget.n-epochs", "24")["n_epochs = 24"] == "command line"
+    assert sources()[f"n_epochs = {load_preset('quick').budget.n_epochs}"] == "preset quick"
+    path = tmp_path / "a.toml"
+    path.write_text('task = "mine"\n[budget]\nn_epochs = 16\n')
+    found = sources("--config", str(path), "--budget.parameter-rent", "0.02")
+    assert found["n_epochs = 16"] == str(path)  # although it is the default
+    assert found["flop_price = 0.3"] == "task mine"
+    assert found["parameter_rent = 0.02"] == "command line"
+    assert found["rounds = 300"] == "default"
+
+
 def test_options_override_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.toml"
-    path.write_text("rounds = 9\n[evaluation]\npatience = 4\n[task_options]\nhost = 'cnn'\n")
+    text = "rounds = 9\n[evaluation]\npatience = 4\n[task_options]\nhost = 'cnn'\n"
+    path.write_text(text + "[budget]\nn_epochs = 5\n")
     read = printed(["--config", str(path)], capsys)
     assert (read.rounds, read.evaluation.patience) == (9, 4)
     assert read.task_options == {"host": "cnn"}
@@ -144,7 +177,8 @@ def test_training_receives_the_settings_and_a_view(
     monkeypatch.setattr("esper.training.runs.train", fake_train)
     monkeypatch.setattr("esper.cli.launch.show_results", lambda *_, **__: None)
     assert main(["train", "--rounds", "2", "--run-dir", str(tmp_path / "a")]) == 0
-    assert called["config"] == override(load_preset("quick"), {"rounds": 2})
+    assert called["config"].config == override(load_preset("quick"), {"rounds": 2})
+    assert called["config"].given == {"rounds": "command line"}
     assert called["run_dir"] == tmp_path / "a"
     assert len(called["watchers"]) == 1
     assert called["stop"].reason is None

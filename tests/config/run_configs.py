@@ -28,12 +28,13 @@ options = st.dictionaries(words, st.booleans() | st.integers() | finite | words,
 def run_configs(draw: st.DrawFn) -> RunConfig:
     """Draw valid settings of a run; shaping needs both discount factors to be equal."""
     gamma = draw(st.floats(0, 1, exclude_min=True))
+    n_minibatches = draw(st.none() | st.just(1))  # more need as many sequences
     ppo = st.builds(
         PPOConfig,
         learning_rate=not_negative,
         n_epochs=st.integers(1, 10_000),
-        batch_size=counts,
-        n_minibatches=st.none() | st.just(1),  # more need as many sequences
+        batch_size=counts if n_minibatches is None else st.just(PPOConfig.batch_size),
+        n_minibatches=st.just(n_minibatches),
         sequence_length=st.none() | counts,
         gamma=st.just(gamma),
         gae_lambda=shares,

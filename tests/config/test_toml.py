@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from esper.config.learning import PPOConfig
 from esper.config.run import RunConfig
-from esper.config.toml import override, read_toml, read_toml_file, write_toml
+from esper.config.toml import load_sourced_preset, override, read_toml, write_toml
 from esper.errors import ConfigError
+from esper.storage.files import read_toml_file
 from tests.config.run_configs import run_configs
 
 
@@ -149,7 +150,8 @@ def test_every_setting_has_a_comment() -> None:
     keys = [line for line in lines if line and not line.startswith(("#", "["))]
     values = tomllib.loads("\n".join(lines))
     sections = [value for value in values.values() if isinstance(value, dict)]
-    assert len(keys) == len(values) - len(sections) + sum(map(len, sections))
+    plain = [one for some in (values, *sections) for one in some.values()]
+    assert len(keys) == sum(not isinstance(one, dict) for one in plain)
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
@@ -232,3 +234,29 @@ def test_task_options_that_no_file_can_hold_are_rejected(options: object, messag
 def test_a_lone_surrogate_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"\\ud800"):
         write_toml(RunConfig(task="\ud800"))
+
+
+def test_the_nearer_of_batch_size_and_n_minibatches_counts() -> None:
+    preset = load_sourced_preset("quick")
+    assert preset.config.ppo.n_minibatches == 8
+    smaller = preset.change({"ppo.batch_size": 32}, "command line")
+    assert (smaller.config.ppo.batch_size, smaller.config.ppo.n_minibatches) == (32, None)
+    assert smaller.source_of("ppo.n_minibatches") == "command line"
+    assert read_toml(write_toml(smaller), source="it") == smaller.config
+    assert read_toml("[ppo]\nbatch_size = 64\n", source="it").ppo.n_minibatches is None
+    again = smaller.change({"ppo.n_minibatches": 2}, "arguments").config.ppo
+    assert (again.batch_size, again.n_minibatches) == (PPOConfig.batch_size, 2)
+    kept = smaller.change({"ppo.n_minibatches": None}, "arguments").config.ppo
+    assert (kept.batch_size, kept.n_minibatches) == (32, None)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_both_on_one_level_agree(size: int) -> None:
+    config = replace(RunConfig(), envs=4, n_steps=128)
+    both = {"ppo.batch_size": size, "ppo.n_minibatches": 512 // size}
+    with pytest.raises(ConfigError, match=r"^ppo.n_minibatches is .* at most 4"):
+        override(config, both)
+    config = replace(config, envs=16, n_steps=32)
+    assert override(config, both).ppo.batch_size == size
+    with pytest.raises(ConfigError, match=rf"^ppo.batch_size is {size} and .* 512 steps .*only"):
+        override(config, both | {"ppo.n_minibatches": 3})

@@ -1,5 +1,7 @@
 """Figures show the metrics of runs with their reference lines, and the timeline of a training."""
 
+from dataclasses import replace
+
 import pytest
 
 from esper.dashboard.figures import plot_metrics
@@ -138,6 +140,17 @@ def test_a_trace_is_drawn_with_its_score_its_seeds_and_its_size() -> None:
     assert list(size.lines[0].get_ydata()) == [130] * 4
     assert size.get_title(loc="right") == "130, of which 30 grown"
     assert size.get_xlabel() == "epoch"
+
+
+def test_a_race_is_drawn_with_the_curve_of_each_size_and_where_it_stopped() -> None:
+    lanes = ({"x1": 0.5, "x2": 0.4}, {"x1": 0.6, "x2": 0.7}, {"x2": 0.8})
+    steps = (replace(_decision(n), lanes=found) for n, found in enumerate(lanes, start=1))
+    (axis,) = Trace([*steps]).figure().axes
+    drawn = [(str(line.get_label()), list(line.get_ydata())) for line in axis.lines]
+    curves = {label: scores for label, scores in drawn if not label.startswith("_")}
+    assert curves == {"x1: best 0.6": [0.5, 0.6], "x2: best 0.8": [0.4, 0.7, 0.8]}
+    crosses = [line.get_xydata().tolist() for line in axis.lines if line.get_marker() == "X"]
+    assert crosses == [[[2.0, 0.6]]]
 
 
 def test_a_trace_without_decisions_or_seeds_can_be_drawn() -> None:

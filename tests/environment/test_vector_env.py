@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Callable
@@ -52,7 +53,9 @@ def test_the_score_of_a_regression_is_r_squared(form: str) -> None:
     task = Task(
         name="product",
         make_host=HostMaker(MLPHostConfig(n_features=2, n_classes=1, width=8, hidden=4)),
-        data=TaskData(train=samples, validation=samples, test=samples),
+        data=TaskData(
+            train=samples, validation=copy.deepcopy(samples), test=copy.deepcopy(samples)
+        ),
         metric=RELATIVE_ERROR,
     )
     envs = GrowthVectorEnv(task, 2, form=form)

@@ -21,12 +21,18 @@ from esper.evidence.evaluation import EvaluationProgress, evaluate, host_numbers
 from esper.evidence.setting import find_learned, find_prices, find_setting
 from esper.results.evidence import Evidence
 from esper.results.files import evidence_text, read_evidence_file
+from esper.results.tables import facts
+from esper.storage.run_folder import RunFolder
 from esper.tamiyo import SavedController, make_controller
 from esper.tasks import make_task
 from esper.training.lookup import controller_of
 from esper.training.run import Run
+from esper.training.runs import RunInterrupted, train
 from esper.training.setup import make_run_task
+from esper.training.signals import StopRequest
 from esper.training.trials import TRIAL_SEED, trial_parts
+from tests.tamiyo.fresh_controllers import fresh_controller
+from tests.training.tiny import Seen, liveliness, tiny_config
 
 SOME = ("no-growth", "random", "fixed-size", "scratch-same-epochs", "shuffled")
 N_HOSTS = 6
@@ -208,7 +214,7 @@ def test_a_controller_is_evaluated_on_another_task_without_retraining(done_run: 
 def test_results_are_saved_and_read_back(found: list[Evidence], tmp_path: Path) -> None:
     paths = save_evidence(found, tmp_path / "evaluation")
     text = paths[0].read_text("utf-8")
-    assert json.loads(text)["evidence_version"] == 3
+    assert json.loads(text)["evidence_version"] == 4
     read = read_evidence_file(paths[0])
     np.testing.assert_array_equal(read[1].own.score, found[1].own.score)
     assert "the learned controller" in paths[1].read_text("utf-8").lower()
@@ -316,3 +322,68 @@ def test_controllers_of_different_tasks_rules_or_modes_are_rejected(done_run: Ru
         find_setting([replace(saved, origin={})], None, None)
     with pytest.raises(RunError, match="greedily"):
         find_learned([saved, replace(saved, deterministic=True)])
+
+
+@pytest.fixture
+def unfinished_run(tmp_path: Path) -> Run:
+    """Return a run that was stopped in its third round."""
+    stop = StopRequest()
+    watcher = Seen(lambda record: stop.ask("enough") if getattr(record, "round", 0) > 1 else None)
+    with liveliness(), pytest.raises(RunInterrupted):
+        train(tiny_config(seed=5), run_dir=tmp_path / "died", watchers=[watcher], stop=stop)
+    return Run(RunFolder(tmp_path / "died"))
+
+
+def test_a_run_that_is_not_done_is_refused(done_run: Run, unfinished_run: Run) -> None:
+    runs = [done_run, unfinished_run]
+    with pytest.raises(RunError, match=r"unfinished: died, 1 of 3 rounds\. Resume it"):
+        evaluate(runs, n_hosts=N_HOSTS, arms=["no-growth"])
+    for contestants in (runs, [unfinished_run, "no-growth"], ["no-growth", unfinished_run]):
+        with pytest.raises(RunError, match="unfinished: died, 1 of 3 rounds"):
+            compare(contestants, n_hosts=N_HOSTS)
+
+
+def test_every_sentence_names_an_unfinished_run_that_is_included(
+    done_run: Run, unfinished_run: Run
+) -> None:
+    (evidence,) = evaluate(
+        [done_run, unfinished_run],
+        n_hosts=N_HOSTS,
+        arms=["no-growth", "progressive"],
+        unfinished=True,
+    )
+    for sentence in evidence.sentences:
+        assert "(unfinished: died, 1 of 3 rounds)" in sentence
+    assert len(evidence.sentences) >= 4
+    text = evidence_text([evidence])
+    assert text.count("(unfinished: died, 1 of 3 rounds)") >= 4
+
+
+def test_runs_with_other_settings_are_no_seeds_of_one_method(done_run: Run, tmp_path: Path) -> None:
+    other = train(tiny_config(seed=5, ppo__learning_rate=1e-4), run_dir=tmp_path / "other")
+    with pytest.raises(RunError, match=r"done has ppo\.learning_rate 0\.003 and other has 0\.0001"):
+        find_setting(find_learned([done_run, other]), None, None)
+    same = train(tiny_config(seed=5, threads=1), run_dir=tmp_path / "same")
+    find_setting(find_learned([done_run, same]), None, None)
+
+
+def test_a_controller_of_all_prices_learned_at_none() -> None:
+    assert controller_of_all_prices().learned_price is None
+    (evidence,) = evaluate(
+        controller_of_all_prices(), task="spirals", n_hosts=2, arms=["no-growth"]
+    )
+    assert "learned at" not in " ".join(evidence.sentences)
+
+
+def controller_of_all_prices() -> SavedController:
+    return replace(fresh_controller(), origin={"draws_price": True})
+
+
+def test_intervals_say_that_they_leave_out_the_variance_of_a_shared_test_set() -> None:
+    for task, count in (("digits", 297), ("digits-family", 297), ("spirals", None)):
+        evidence = compare(
+            ["no-growth", "random"], task=task, n_hosts=2, task_options={"n_epochs": 1}
+        )
+        told = " ".join(facts(evidence))
+        assert ("leave out the variance of drawing another" in told) == (count is not None)
+        assert evidence.test_pool == count

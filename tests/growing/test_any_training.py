@@ -153,13 +153,14 @@ def test_the_optimizer_and_the_schedulers_of_the_user_are_used_and_left_alone() 
 def test_limits_end_the_training() -> None:
     model, data = make(), split(CLASSES)
     n = sum(parameter.numel() for parameter in model.parameters())
-    small = grow(model, *data, 12, max_parameters=n, learning_rate=1e-2)
+    steered = {"controller": "learned", "learning_rate": 1e-2}
+    small = grow(model, *data, 12, max_parameters=n, **steered)
     assert small.summary.parameters_after == n
-    assert f"max_parameters limited growth: seeds that would have made more than {n}" in str(
-        small.summary
+    assert f"max_parameters limited growth: seeds that would have made more than {n}" in (
+        small.summary.details
     )
     assert all(step.op == "wait" for step in small.timeline)
-    larger = grow(model, *data, 12, max_parameters=2 * n, learning_rate=1e-2)
+    larger = grow(model, *data, 12, max_parameters=2 * n, **steered)
     assert larger.summary.parameters_after <= 2 * n
     # Seeds that would be too large are not legal, so that smaller ones are planted instead.
     assert any(step.op == "germinate" for step in larger.timeline)
@@ -212,15 +213,69 @@ def test_the_baseline_is_the_given_model_trained_without_growth() -> None:
     grown = grow(make(), *data, 6, learning_rate=1e-2, seed=1, baseline=True)
     plain = grow(make(), *data, 6, learning_rate=1e-2, seed=1, controller="no-growth")
     assert grown.summary.baseline == plain.summary.after
-    assert ("better" in str(grown.summary)) == (grown.summary.after > plain.summary.after)
+    assert grown.summary.is_above_baseline == (grown.summary.after > plain.summary.after)
 
 
-def test_the_baseline_has_as_many_epochs_as_growth_had() -> None:
-    data, settings = split(CLASSES), {"learning_rate": 1e-2, "seed": 1}
-    grown = grow(make(), *data, 12, max_flops=2.5e5, baseline=True, **settings)
+@pytest.mark.parametrize("limit", [{"max_flops": 2.5e5}, {"patience": 1}])
+def test_the_baseline_has_the_same_limits_as_growth_had(limit: dict[str, Any]) -> None:
+    data, settings = split(CLASSES), {"learning_rate": 1e-2, "seed": 1, **limit}
+    grown = grow(make(), *data, 12, baseline=True, **settings)
     assert grown.summary.n_epochs < 12
-    plain = grow(make(), *data, grown.summary.n_epochs, controller="no-growth", **settings)
+    plain = grow(make(), *data, 12, controller="no-growth", **settings)
     assert grown.summary.baseline == plain.summary.after
+
+
+def test_a_limit_of_flops_is_not_exceeded() -> None:
+    data = split(CLASSES)
+    per_batch = grow(make(), *data, 1, controller="no-growth", max_flops=1.0).summary.total_flops
+    for limit in (3.5 * per_batch, 20.5 * per_batch):
+        plain = grow(make(), *data, 9, controller="no-growth", max_flops=limit).summary
+        assert limit - per_batch < plain.total_flops <= limit
+        grown = grow(make(), *data, 9, controller="progressive", max_flops=limit).summary
+        assert 0.0 < grown.total_flops <= limit
+
+
+def test_a_training_can_be_resumed_with_more_epochs(tmp_path: Path) -> None:
+    data, settings = split(CLASSES), {"learning_rate": 1e-2, "seed": 3}
+    whole = grow(make(), *data, 6, controller="no-growth", **settings)
+    grow(make(), *data, 4, controller="no-growth", resume=tmp_path, **settings)
+    rest = grow(make(), *data, 6, controller="no-growth", resume=tmp_path, **settings)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, rest.model.state_dict()[name])
+    assert (rest.summary.n_epochs, rest.summary.budget_epochs) == (6, 6)
+    assert rest.summary.flops == pytest.approx(whole.summary.flops)
+    assert rest.summary.total_flops == pytest.approx(whole.summary.total_flops)
+    with pytest.raises(GrowerError, match="epochs is 5, but 6"):
+        grow(make(), *data, 5, controller="no-growth", resume=tmp_path, **settings)
+
+
+def test_a_training_that_a_limit_ended_goes_on_without_it(tmp_path: Path) -> None:
+    data, settings = split(CLASSES), {"learning_rate": 1e-2, "controller": "no-growth"}
+    whole = grow(make(), *data, 6, **settings).summary
+    for limit in ({"max_flops": 0.5 * whole.total_flops}, {"patience": 1}, {"max_seconds": 1e-9}):
+        folder = tmp_path / next(iter(limit))
+        short = grow(make(), *data, 6, resume=folder, **limit, **settings).summary
+        again = grow(make(), *data, 6, resume=folder, **limit, **settings).summary
+        assert (short.n_epochs, short.stopped) == (again.n_epochs, again.stopped)
+        assert 0 < short.n_epochs < 6
+        assert grow(make(), *data, 6, resume=folder, **settings).summary.n_epochs == 6
+
+
+def test_floats_that_are_0_or_1_are_classes_if_there_is_one_output() -> None:
+    wanted = (CLASSES > 0).long()
+    options: dict[str, Any] = {"controller": "no-growth", "learning_rate": 1e-2}
+    whole = grow(make(n_outputs=1), *split(wanted), 4, **options)
+    for targets in (wanted.float(), wanted[:, None].float()):
+        found = grow(make(n_outputs=1), *split(targets), 4, **options)
+        assert found.summary.metric == "accuracy"
+        assert found.summary.after == whole.summary.after
+    logistic = nn.BCEWithLogitsLoss()
+    own = grow(make(n_outputs=1), *split(wanted[:, None].float()), 4, loss=logistic, **options)
+    assert (own.summary.metric, own.summary.after) == ("accuracy", whole.summary.after)
+    numbers = grow(make(n_outputs=1), *split(wanted.float()), 4, metric="mse", **options)
+    assert numbers.summary.metric == "mse"
+    other = grow(make(n_outputs=1), *split(wanted.float() + 0.5), 1, **options)
+    assert other.summary.metric == "r2"
 
 
 def test_a_training_that_is_rolled_back_says_so() -> None:
@@ -239,7 +294,6 @@ def test_a_training_that_is_rolled_back_says_so() -> None:
     ("change", "named"),
     [
         ({"metric": "loss"}, "the metric was accuracy, and now is loss"),
-        ({"epochs": 5}, "epochs was 3, and now is 5"),
         ({"learning_rate": 1e-4}, "the learning rate was 0.001"),
         ({"seed": 9}, "seed was 0, and now is 9"),
     ],

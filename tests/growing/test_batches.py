@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -186,3 +188,23 @@ def test_invalid_data_are_rejected_on_one_line(data: Any, message: str) -> None:
     with pytest.raises(BadDataError, match=message) as caught:
         batches(data).first()
     assert "\n" not in str(caught.value)
+
+
+class Fatal(Pairs):
+    """Kills the process that reads it, or raises what a dead connection does."""
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        if self.targets[number] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ConnectionResetError("of the data's server")
+
+
+def test_a_worker_that_dies_is_named_and_what_it_raises_is_kept() -> None:
+    model, x = nn.Linear(2, 2), torch.zeros(4, 2)
+    for targets, kind, message in (
+        (torch.zeros(4), BadDataError, "a worker process of train_data died"),
+        (torch.ones(4), ConnectionResetError, "of the data's server"),
+    ):
+        loader = DataLoader(Fatal(x, targets), batch_size=2, num_workers=1)
+        with pytest.raises(kind, match=message):
+            list(Batches(loader, "train_data", model, batch_size=2, shuffle=False))

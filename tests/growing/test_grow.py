@@ -96,22 +96,23 @@ def require_valid(grown: Grown, model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("make", "n_slots"),
     [
-        pytest.param(lambda: MLP(1), 1, marks=pytest.mark.slow),
+        pytest.param(lambda: MLP(1), 2, marks=pytest.mark.slow),
         (lambda: MLP(3), 3),
         (CNN, 5),
         (Transformer, 4),
         pytest.param(lambda: MLP(12, width=8, hidden=2), 12, marks=pytest.mark.slow),
     ],
-    ids=["1 slot", "3 slots", "cnn", "transformer", "12 slots"],
+    ids=["2 slots", "3 slots", "cnn", "transformer", "12 slots"],
 )
-def test_any_model_grows_with_the_shipped_controller(make: Any, n_slots: int) -> None:
+def test_any_model_grows_with_the_learned_controller(make: Any, n_slots: int) -> None:
     model, steps = initialized(make()), list[Decision]()
     before = copy.deepcopy(model.state_dict())
-    grown = grow(model, TRAIN, VAL, learning_rate=3e-3, seed=1, on_step=steps.append)
+    options: dict[str, Any] = {"learning_rate": 3e-3, "seed": 1, "controller": "learned"}
+    grown = grow(model, TRAIN, VAL, on_step=steps.append, **options)
     require_valid(grown, model)
     assert grown.summary.was_kept
     assert steps == list(grown.timeline)
-    assert grown.summary.budget_epochs == 14  # the shipped controller's own
+    assert grown.summary.budget_epochs == 14  # the controller's own
     assert grown.summary.n_epochs == grown.timeline[-1].epoch
     assert grown.summary.flops == grown.timeline[-1].flops
     assert "germinate" in {step.op for step in steps}
@@ -134,7 +135,7 @@ def test_the_beginning_of_a_metric_suggests_it() -> None:
 
 def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
     model = initialized(MLP(3))
-    grown = grow(model, TRAIN, VAL, 30, learning_rate=3e-3, seed=1)
+    grown = grow(model, TRAIN, VAL, 30, learning_rate=3e-3, seed=1, controller="learned")
     require_valid(grown, model)
     assert len(grown.summary.seeds) > 1
     best = grown.timeline[: grown.summary.best_epoch]
@@ -148,10 +149,10 @@ def test_committed_seeds_are_listed_and_add_their_parameters() -> None:
     for (slot, blueprint), epoch in zip(
         grown.summary.seeds, grown.summary.germinated_after, strict=True
     ):
-        assert slot in str(grown.summary)
+        assert slot in grown.summary.details
         assert (slot, blueprint, epoch) in germinated
     for one in grown.summary.growth:
-        assert f"({one.before:,} to {one.after:,} {one.unit}, epoch" in str(grown.summary)
+        assert f"({one.before:,} to {one.after:,} {one.unit}, epoch" in grown.summary.details
 
 
 class Germinating(NoGrowth):
@@ -190,7 +191,7 @@ def test_the_summary_says_how_much_wider_and_deeper_places_have_become() -> None
         names = ["blocks.*", "blocks.*.first>second"]
         script = Germinating(slot, blueprint)
         grown = grow(model, TRAIN, VAL, 3, controller=script, at=names, learning_rate=3e-3)
-        assert f"Grew {sizes}: " in str(grown.summary)
+        assert f"Grew {sizes}: " in grown.summary.details
         assert grown.summary.growth[0].slot == names[slot]
 
 
@@ -201,7 +202,7 @@ def test_the_summary_says_that_new_entries_of_frozen_layers_did_not_train() -> N
     given["at"] = ["blocks.0.first>blocks.0.second"]
     summary = grow(model, TRAIN, VAL, 3, learning_rate=3e-3, **given).summary
     assert summary.frozen == ("blocks.0.first.weight", "blocks.0.first.bias")
-    assert "did not train: blocks.0.first.weight and blocks.0.first.bias;" in str(summary)
+    assert "did not train: blocks.0.first.weight and blocks.0.first.bias;" in summary.details
 
 
 def timeline_step(epoch: int, op: str = "wait", **options: Any) -> Decision:
@@ -238,8 +239,8 @@ def test_seeds_are_listed_with_the_epochs_of_the_timeline_that_they_germinate_in
     assert germination_epochs(timeline[:4], seeds, 7) == ()
     summary = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller="no-growth").summary
     listed = replace(summary, growth=growth, germinated_after=epochs, was_kept=True)
-    assert "Grew a twice (norm, epochs 3 and 5), b (mlp_small, epoch 6): " in str(listed)
-    assert "Grew a twice (norm), b (mlp_small): " in str(replace(listed, germinated_after=()))
+    assert "Grew a twice (norm, epochs 3 and 5), b (mlp_small, epoch 6): " in listed.details
+    assert "Grew a twice (norm), b (mlp_small): " in replace(listed, germinated_after=()).details
 
 
 def test_the_result_can_be_exported_by_torch(tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ class Perfect(nn.Module):
         return self.block(x.flatten(1)) + 1e3 * known.to(x.dtype) @ self.labels
 
 
-@pytest.mark.parametrize("controller", ["shipped", "no-growth"])
+@pytest.mark.parametrize("controller", ["learned", "no-growth"])
 def test_a_perfect_model_is_returned_unchanged(controller: str) -> None:
     model = initialized(Perfect()).eval()
     grown = grow(model, TRAIN, VAL, 6, controller=controller)
@@ -279,8 +280,8 @@ def test_a_perfect_model_is_returned_unchanged(controller: str) -> None:
     for name, tensor in grown.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name])
         assert tensor.data_ptr() != model.state_dict()[name].data_ptr()
-    assert "returned unchanged" in str(grown.summary)
-    assert "6 of 6 epochs; no epoch was better than the given model." in str(grown.summary)
+    assert "returned unchanged" in grown.summary.details
+    assert "6 of 6 epochs; no epoch was better than the given model." in grown.summary.details
     assert "(the end; the given model counts)" in str(grown.timeline[-1])
 
 
@@ -391,10 +392,8 @@ def test_a_task_host_trains_on_one_thread() -> None:
 @pytest.mark.usefixtures("two_threads")
 def test_resuming_does_not_warn_about_threads(tmp_path: Path) -> None:
     model = initialized(MLP(1))
-    whole = grow(model, TRAIN, VAL, 4)
     grow(model, TRAIN, VAL, 4, resume=tmp_path, max_flops=1.0)
-    rest = grow(model, TRAIN, VAL, 4, resume=tmp_path)
-    assert rest.timeline[:1] == whole.timeline[:1]
+    assert grow(model, TRAIN, VAL, 4, resume=tmp_path).summary.n_epochs == 4
 
 
 def test_a_bar_is_shown_while_slots_are_being_found(
@@ -409,7 +408,7 @@ def test_a_bar_is_shown_while_slots_are_being_found(
     monkeypatch.setattr("esper.progress.LOG_INTERVAL", 0.1)
     monkeypatch.setattr("esper.growing.own_models.place_slots", wait_for_bar)
     with pytest.raises(ConfigError, match="seen"):
-        grow(initialized(MLP(1)), TRAIN, VAL, 2, progress=True)
+        grow(initialized(MLP(1)), TRAIN, VAL, 2, progress=True, controller="learned")
 
 
 def test_dtype_and_modes_are_preserved() -> None:
@@ -450,7 +449,9 @@ def test_a_controller_can_be_given_in_any_form(tmp_path: Path) -> None:
     ):
         summary = grow(model, TRAIN, VAL, controller=controller).summary
         assert (summary.budget_epochs, summary.controller) == (n_epochs, name)
-    assert grow(model, TRAIN, VAL, Budget(n_epochs=2)).summary.budget_epochs == 2
+    assert (
+        grow(model, TRAIN, VAL, Budget(n_epochs=2), controller="learned").summary.budget_epochs == 2
+    )
     with pytest.raises(RunError, match=r"'shiped'.* 'shipped'"):
         grow(model, TRAIN, VAL, controller="shiped")
 
@@ -477,16 +478,58 @@ def test_the_summary_says_which_slots_ended_at_the_limit() -> None:
         summary = widened(slot)
         assert summary.was_kept
         assert (summary.full_slots, summary.max_widening) == ((at,), 2.0)
-        assert f"{at} hit the size limit (2 times" in str(summary)
+        assert f"{at} hit the size limit (2 times" in summary.details
     summary = widened(0)
     full = tuple(SlotGrowth(name, (), is_full=True) for name in ("a", "b", "c"))
-    assert "a, b and c hit" in str(replace(summary, growth=full, germinated_after=()))
-    assert "limit" not in str(replace(summary, growth=(), germinated_after=()))
+    assert "a, b and c hit" in replace(summary, growth=full, germinated_after=()).details
+    assert "limit" not in replace(summary, growth=(), germinated_after=()).details
 
 
-def test_the_cost_is_said_once() -> None:
-    grown = grow(initialized(MLP(1)), TRAIN, VAL, 2, controller="no-growth", baseline=True)
-    assert str(grown.summary).count("FLOPs") == 1
+def test_a_printed_summary_has_four_facts_that_fit_and_leads_with_the_baseline() -> None:
+    settings: dict[str, Any] = {"learning_rate": 3e-3, "seed": 1}
+    grown = grow(initialized(MLP(1)), TRAIN, VAL, 4, baseline=True, **settings)
+    plain = grow(initialized(MLP(1)), TRAIN, VAL, 4, controller="no-growth", **settings).summary
+    summary = grown.summary
+    score, size, cost, best = summary.facts.values()
+    gap = f"{100.0 * (summary.after - plain.after):+.1f} points"
+    assert score == f"{summary.after:g} with growth, {plain.after:g} with no growth ({gap})"
+    before, after = summary.parameters_before, summary.parameters_after
+    assert size.startswith(f"{after:,} parameters, {summary.factor} times the width of {before:,}")
+    assert "million FLOPs: " in cost
+    assert best == f"{summary.best_epoch} of 4"
+    assert replace(summary, baseline=None).facts["Validation accuracy"] == (
+        f"{summary.after:g}; {summary.before:g} before training"
+    )
+    lines = str(replace(summary, problems=("the loss is nan " * 9,) * 2)).splitlines()
+    assert max(map(len, lines)) <= 79
+    facts = [f"{name} {fact}" for name, fact in summary.facts.items()]
+    assert str(summary).split() == " ".join(facts).split()
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_better", "words"),
+    [
+        ("accuracy", False, "(-5.0 points)"),
+        ("mse", True, "(better by 0.05)"),
+        ("mse", False, "(worse by 0.05)"),
+    ],
+)
+def test_a_difference_to_no_growth_says_which_is_better(
+    metric: str, is_better: bool, words: str
+) -> None:
+    plain = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller="no-growth").summary
+    found = replace(plain, metric=metric, is_above_baseline=is_better, after=0.5, was_kept=True)
+    assert words in str(replace(found, baseline=0.55))
+    assert "(no difference)" in replace(found, baseline=0.5).facts[f"Validation {metric}"]
+
+
+def test_a_summary_has_no_exponents() -> None:
+    plain = grow(initialized(MLP(1)), TRAIN, VAL, 1, controller="no-growth").summary
+    tiny = replace(plain, was_kept=True, after=1.2e-7, before=3.4e8, total_flops=5.6e13, flops=2e-6)
+    for text in (str(tiny), tiny.details, str(replace(tiny, baseline=7.8e-9))):
+        assert not re.search(r"\de[-+]?\d", text)
+    assert "0.00000012; 340,000,000 before training" in str(tiny)
+    assert "56 trillion FLOPs" in str(tiny)
 
 
 @pytest.mark.parametrize("price", [0.0, 0.2])
@@ -508,7 +551,7 @@ def test_paired_rewards_make_the_expectation_a_gain_over_the_baseline(price: flo
         assert summary.expectation == ""
         return
     assert f"2.1 points; actual: {100 * gain:.1f} points." in summary.expectation
-    assert summary.expectation in str(summary)
+    assert summary.expectation in summary.details
     assert summary.expectation in grown._repr_html_()
 
 
@@ -566,7 +609,7 @@ def test_a_missing_shipped_controller_is_reported(
 ) -> None:
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path / "elsewhere")
     with pytest.raises(ControllerError, match="elsewhere"):
-        grow(initialized(MLP(1)), TRAIN, VAL)
+        grow(initialized(MLP(1)), TRAIN, VAL, controller="learned")
 
 
 def test_training_settings_are_used() -> None:
@@ -603,9 +646,10 @@ def test_training_settings_are_used() -> None:
         ({"epochs": 0}, "^epochs is 0"),
         ({"val_data": None}, "val_data is missing; it must be a pair"),
         ({"val_data": (VAL[0][:0], VAL[1][:0])}, "val_data has 0 samples"),
-        ({"lr": 1e-2}, "'lr'; .* Did you mean 'learning_rate'"),
-        ({"patiense": 3}, "'patiense'; .* Did you mean 'patience'"),
-        ({"n_epochs": 3}, "'n_epochs'; .* Did you mean 'epochs'"),
+        ({"lr": 1e-2}, "'lr'; write learning_rate="),
+        ({"patiense": 3}, "'patiense'. Did you mean 'patience'"),
+        ({"n_epochs": 3}, "'n_epochs'; write epochs="),
+        ({"device": "cpu"}, r"'device'; .* model\.to\(device\)"),
         ({"controller": "huristic"}, "'huristic'.* mean 'heuristic'"),
         ({"epochs": "many"}, "epochs is 'many'"),
         ({"progress": "yes"}, "progress is 'yes'"),
@@ -615,7 +659,7 @@ def test_training_settings_are_used() -> None:
         ({"max_parameters": 0}, "max_parameters is 0"),
         ({"max_parameters": -1}, "max_parameters is -1"),
         ({"max_parameters": "600"}, "max_parameters is '600'"),
-        ({"learning_rat": 1.0}, "'learning_rat'; .* 'learning_rate'"),
+        ({"learning_rat": 1.0}, "'learning_rat'. Did you mean 'learning_rate'"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
         ({"metric": "f1"}, "metric is 'f1'"),
         ({"metric": len}, "the metric raised TypeError"),
@@ -821,7 +865,7 @@ def test_sequence_predictions_are_supported() -> None:
 def test_more_than_12_slots_can_be_named() -> None:
     model = initialized(MLP(15, width=8, hidden=2))
     names = [f"blocks.{i}" for i in range(15)]
-    grown = grow(model, TRAIN, VAL, 8, at=names, learning_rate=3e-3)
+    grown = grow(model, TRAIN, VAL, 8, at=names, learning_rate=3e-3, controller="learned")
     require_valid(grown, model)
     assert {step.slot for step in grown.timeline if step.slot} <= set(names)
 
@@ -838,9 +882,9 @@ def test_a_block_that_cannot_be_exported_is_rejected_before_training() -> None:
     model = initialized(nn.Sequential(nn.Flatten(), bad, good))
     steps: list[Decision] = []
     with pytest.raises(UnsupportedHostError, match="'1' cannot be exported"):
-        grow(model, TRAIN, VAL, 8, at=["1", "2"], on_step=steps.append)
+        grow(model, TRAIN, VAL, 8, at=["1", "2"], on_step=steps.append, controller="learned")
     assert not steps
-    grown = grow(model, TRAIN, VAL, 8)
+    grown = grow(model, TRAIN, VAL, 8, controller="learned")
     assert {step.slot for step in grown.timeline} == {"", "1.0>2.0"}
     require_valid(grown, model)
 
@@ -889,8 +933,8 @@ def test_a_single_layer_grows_inside_a_sequential() -> None:
     flat = [(images.flatten(1), labels) for images, labels in (TRAIN, VAL)]
     model = initialized(nn.Linear(64, 10))
     with pytest.raises(SlotError, match=r"Linear.* nn\.Sequential\(model\)"):
-        grow(model, *flat, 2)
-    grown = grow(nn.Sequential(model), *flat, 8, learning_rate=3e-3)
+        grow(model, *flat, 2, controller="learned")
+    grown = grow(nn.Sequential(model), *flat, 8, learning_rate=3e-3, controller="learned")
     assert {step.slot for step in grown.timeline} == {"", "0"}
 
 
@@ -984,3 +1028,16 @@ def test_limits_name_the_model_and_the_argument_that_was_given() -> None:
         esper.grow(model, TRAIN, VAL, epochs=1, max_parameters=100)
     with pytest.raises(ConfigError, match=r"^price is -1"):
         esper.grow(model, TRAIN, VAL, epochs=1, price=-1)
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
+def test_settings_of_an_optimizer_do_not_go_with_ones_own(name: str, is_bound: bool) -> None:
+    model = MLP(1)
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1)
+
+    optimizer = make(model.parameters()) if is_bound else make
+    with pytest.raises(ConfigError, match=f"{name} does not go with an optimizer of your own"):
+        esper.grow(model, TRAIN, VAL, 1, optimizer=optimizer, **{name: 0.5})

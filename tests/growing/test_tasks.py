@@ -61,7 +61,9 @@ def test_the_score_is_that_of_the_exported_module_on_the_test_split() -> None:
     assert summary.parameters_before == grown.results.host_parameters[0]
     assert summary.parameters_after == sum(p.numel() for p in grown.model.parameters())
     assert summary.seeds
-    assert str(summary).startswith(f"Test accuracy went from {summary.before:.4g} to ")
+    assert str(summary).startswith(
+        f"Test accuracy  {summary.after:.4g}; {summary.before:.4g} before"
+    )
 
 
 def test_a_host_that_is_not_grown_has_no_seeds() -> None:
@@ -146,3 +148,15 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     grown = grow("spirals", controller="no-growth", n_epochs=1)
     with pytest.raises(StorageError, match="grown cannot be written"):
         save_grown(grown, tmp_path / "file" / "grown")
+
+
+def test_the_baseline_of_a_host_is_the_same_host_with_no_growth() -> None:
+    options: dict[str, Any] = {"seed": 5, "n_epochs": 14}
+    grown = grow("spirals", controller="random", baseline=True, **options)
+    plain = grow("spirals", controller="no-growth", **options)
+    assert grown.summary.baseline == plain.summary.after
+    assert grown.summary.is_above_baseline == (grown.summary.after > plain.summary.after)
+    assert grown.summary.gain == grown.results.returns[0] - plain.results.returns[0]
+    alone = grow("spirals", controller="random", **options)
+    assert alone.timeline == grown.timeline
+    assert alone.summary.baseline is None

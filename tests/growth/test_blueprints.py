@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.config.catalogue import BLUEPRINTS
 from esper.errors import SlotError
 from esper.growth.blueprints import (
     Blueprint,
@@ -28,7 +23,7 @@ from esper.growth.modules import count_parameters
 from esper.growth.sites import SlotSite, TensorKind
 from esper.growth.surgery.places import BlockList, Group, Place
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
-from tests.growth.helpers import same_bits, site_for
+from tests.growth.helpers import site_for
 
 MAPS = TensorKind.FEATURE_MAP
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -176,66 +171,6 @@ def test_a_name_can_be_registered_once() -> None:
         register_blueprint(find_blueprint("norm"))
 
 
-@pytest.fixture
-def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for distributions on the path, and a registry that has not searched it yet."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
-    monkeypatch.setattr(blueprint, "_is_discovered", False)
-    yield tmp_path
-    sys.modules.pop("their_seeds", None)
-
-
-def install(folder: Path, code: str, target: str) -> None:
-    info = folder / "their_seeds-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-seeds\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[esper.blueprints]\ntheirs = {target}\n")
-    (folder / "their_seeds.py").write_text(code)
-
-
-THEIR_CODE = """
-from torch import nn
-from esper.growth.blueprints import Blueprint, SeedForm
-from esper.growth.sites import TensorKind
-
-def build(site):
-    layer = nn.Linear(site.width, site.width)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-THEIRS = Blueprint(
-    name="theirs",
-    kinds=frozenset({TensorKind.VECTOR}),
-    form=SeedForm.SERIAL,
-    build=build,
-    summary="one layer",
-)
-"""
-
-
-def test_another_package_registers_a_blueprint_by_entry_point(site_packages: Path) -> None:
-    install(site_packages, THEIR_CODE, "their_seeds:THEIRS")
-    assert blueprint_names() == (*BUILTIN_BLUEPRINTS, "theirs")
-    seed = find_blueprint("theirs").build(site_for(TensorKind.VECTOR))
-    assert same_bits(seed(torch.ones(2, 4)), torch.zeros(2, 4))
-    assert fitting_blueprints(site_for(MAPS), ["theirs"]) == ()
-
-
-def test_an_entry_point_that_cannot_be_imported_is_named(site_packages: Path) -> None:
-    install(site_packages, "raise RuntimeError('half installed')", "their_seeds:THEIRS")
-    with pytest.raises(SlotError, match=r"entry point 'theirs' .*half installed"):
-        find_blueprint("norm")
-
-
-def test_an_entry_point_that_is_not_a_blueprint_is_named_every_time(site_packages: Path) -> None:
-    install(site_packages, "THEIRS = 7", "their_seeds:THEIRS")
-    for _ in range(2):
-        with pytest.raises(SlotError, match=r"'theirs' of group 'esper\.blueprints' is an int"):
-            blueprint_names()
-
-
 def test_a_custom_blueprint_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
     mine = Blueprint(
@@ -256,4 +191,3 @@ def test_the_catalogue_describes_what_is_built() -> None:
     for name in fitting_blueprints(UNITS, BUILTIN_BLUEPRINTS):
         recipe = find_blueprint(name)
         assert recipe.summary.startswith(f"{recipe.share:.0%} ")
-    assert {name: find_blueprint(name).facts for name in BLUEPRINTS} == BLUEPRINTS

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import esper
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
+from esper.growth.block_slot import BlockSlot
 from esper.growth.governor import Governor
 from esper.growth.host_slots import HostSlots, remove_slots, slots
 from esper.growth.modules import count_parameters, named_tensors
@@ -22,7 +23,7 @@ from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.placement import attach_slots, find_slots
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.sites import SlotSite
-from esper.growth.surgery_slots import BlockSlot, SurgerySlot, UnitSlot
+from esper.growth.surgery_slots import SurgerySlot, UnitSlot
 from esper.lifecycle.stages import Stage
 from tests.growth.surgery.networks import Encoder, Gated, Mobile, Recurrent, ResNet, mlp
 

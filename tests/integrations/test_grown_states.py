@@ -84,15 +84,42 @@ def test_while_a_grower_is_awaited_the_model_stays_without_seeds() -> None:
     model, fresh = grown_net(), Net()
     state = GrownState(fresh.body)
     state.is_waiting = True
-    names = list(fresh.state_dict())
+    names, parameters = list(fresh.state_dict()), list(fresh.parameters())
     fresh.load_state_dict(model.state_dict())
     assert list(fresh.state_dict()) == names
-    assert state.has_weights
-    assert torch.equal(fresh.body[0].weight, model.body[0].block.weight)
+    assert all(a is b for a, b in zip(fresh.parameters(), parameters, strict=True))
+    assert torch.equal(state.take_weights()["0.block.weight"], model.body[0].block.weight)
     empty = GrownState(Net())
     optimizer = torch.optim.SGD(fresh.parameters(), 0.1)
     with pytest.raises(GrowerError, match="growing model"):
         empty.resume(esper.Grower(fresh, optimizer, epochs=1, controller="no-growth"), {})
+
+
+def test_what_was_widened_waits_without_touching_what_an_optimizer_holds() -> None:
+    model, fresh = Net(), Net()
+    rebuild_on_load(model.body)
+    slots = esper.slots(esper.add_slots(model.body, at=["0>2"], sample_input=X))
+    slots.germinate("0>2", min(slots.slot_config.fits["0>2"]))
+    state, parameters = GrownState(fresh.body), list(fresh.parameters())
+    state.is_waiting = True
+    fresh.load_state_dict(model.state_dict())
+    assert all(a is b for a, b in zip(fresh.parameters(), parameters, strict=True))
+    assert torch.equal(state.take_weights()["0.weight"], model.body[0].weight)
+
+
+def test_tied_weights_that_a_file_holds_once_are_kept_under_all_names() -> None:
+    model, fresh = nn.Sequential(Net(), nn.Linear(6, 8)), nn.Sequential(Net(), nn.Linear(6, 8))
+    for net in (model, fresh):
+        net[1].weight = net[0].body[0].weight
+    rebuild_on_load(model)
+    slots = esper.slots(esper.add_slots(model, at=["0.body.2"], sample_input=X))
+    slots.germinate("0.body.2", next(iter(slots.slot_config.fits["0.body.2"])))
+    state = GrownState(fresh)
+    state.is_waiting = True
+    once = model.state_dict()
+    tied = once.pop("1.weight")
+    fresh.load_state_dict(once, strict=False)
+    assert torch.equal(state.take_weights()["1.weight"], tied)
 
 
 def test_removing_all_seeds_gives_the_original_model_back() -> None:

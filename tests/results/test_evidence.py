@@ -93,7 +93,7 @@ def test_stored_verdicts_are_read_without_computing_them_again(tmp_path: Path) -
     for text in (
         "[]",
         "{}",
-        written.replace('"evidence_version": 3', '"evidence_version": 2'),
+        written.replace('"evidence_version": 4', '"evidence_version": 2'),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match="it "):
@@ -193,7 +193,7 @@ def spoil(*path: Any, value: Any = None, name: str | None = None) -> str:
     [
         ("", "a.json .*not valid JSON"),
         ("[]", "no evidence_version"),
-        (spoil("evidence_version", value=2), r"another version of Esper \(format 2, not 3\)"),
+        (spoil("evidence_version", value=2), r"another version of Esper \(format 2, not 4\)"),
         (spoil("entries"), "a list of entries"),
         (spoil("entries", 0, value=[]), r"Evidence is \[\]"),
         (spoil("entries", 0, "seed"), "Evidence .*'seed'"),

@@ -9,7 +9,7 @@ from scipy import stats
 
 from esper import statistics
 from esper.results import findings
-from esper.results.arms import Arm
+from esper.results.arms import LABELS, Arm
 from esper.results.findings import EQUIVALENCE, Finding, find_differences, weigh
 from esper.results.sentences import comparison_sentences
 from esper.statistics import holm, interquartile_mean, nested_interval, p_value
@@ -111,7 +111,7 @@ def test_a_score_is_tied_only_if_the_whole_interval_is_small() -> None:
     assert found.verdict == "as good"
     assert -EQUIVALENCE < found.score.low < found.score.high < EQUIVALENCE
     words = sentence(*scratch(-0.001, spread=0.01))
-    assert words.startswith("vs the scratch arm for as many epochs: score +0.1 [")
+    assert words.startswith("vs the scratch arm: score +0.1 [")
     assert words.endswith("points, 20% [20, 20] fewer FLOPs, as good (within 0.5 points)")
     loose = scratch(-0.001, spread=0.2)
     assert only(*loose).verdict == "not shown"
@@ -198,7 +198,7 @@ def test_a_lower_score_needs_the_corrected_p_too() -> None:
 
 def test_at_equal_flops_scores_are_compared() -> None:
     arms = own_arm(), other("scratch", -0.02, kind="same_flops", flops=9.0)
-    assert sentence(*arms).startswith("vs the scratch arm with as many FLOPs: score +2.0 [")
+    assert sentence(*arms).startswith("vs the scratch arm: score +2.0 [")
     assert sentence(*arms).endswith("points, 94% [94, 94] fewer FLOPs, better")
     better = only(arms[0], other("scratch", 0.02, kind="same_flops", flops=9.0))
     assert better.returns.is_above_zero  # because of the other's FLOPs
@@ -263,3 +263,7 @@ def test_noise_alone_is_seldom_claimed_among_many_arms(monkeypatch: pytest.Monke
         found = find_differences(arms[0], arms[1:])
         wrong += any(one.verdict != "not shown" for one in found)
     assert wrong / 100 <= 0.09  # at most 0.05, give or take 0.022
+
+
+def test_no_two_arms_have_the_same_label() -> None:
+    assert len(set(LABELS.values())) == len(LABELS)

@@ -45,7 +45,7 @@ def test_a_row_holds_an_arms_means_and_its_difference() -> None:
         "score": f"{returns.mean + 0.1:.3f}",
         "FLOPs": "0.500",
         "parameters": "1,000",
-        "grown": "+0%",
+        "added parameters": "+0%",
         "epochs": "12.0",
         "difference, points": points(found.returns).removesuffix(" points"),
         "IQM, points": (
@@ -139,3 +139,9 @@ def test_verdicts_in_a_file_are_not_trusted(tmp_path: Path) -> None:
     read = read_evidence_file(path)
     assert verdict_sentences(read[0]) == verdict_sentences(example())
     assert evidence_text(read) == evidence_text([example()])
+
+
+def test_only_columns_of_the_table_are_explained() -> None:
+    assert "IQM is" in " ".join(facts(example()))
+    text = " ".join(facts(example(), is_full_table=False))
+    assert not any(words in text for words in ("IQM", "P(improvement)", "Tuning runs"))

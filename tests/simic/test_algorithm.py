@@ -22,6 +22,7 @@ from esper.errors import (
     CheckpointError,
     ConfigError,
     EsperError,
+    NoLegalActionError,
     NonFiniteError,
     ShapeError,
     UnsupportedEnvironmentError,
@@ -439,6 +440,17 @@ def test_predict_obeys_masks_in_every_form(deterministic: bool) -> None:
         assert actions.tolist() == [[1, 3], [0, 0]]
     with pytest.raises(ShapeError, match=r"\(6,\)"):
         model.predict(seen, masks=np.ones(6))
+    for masks in (*forms, [heads]):
+        with pytest.raises(ShapeError, match="masks holds 1 mask for 2 observations"):
+            model.predict(batch, masks=masks)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_conditional_mask_without_a_legal_choice_is_named(deterministic: bool) -> None:
+    table = np.array([[1, 1, 1], [0, 0, 0], [1, 1, 1]])
+    masks = {"move": np.array([0, 1, 0]), "door|move": table}
+    with pytest.raises(NoLegalActionError, match=r"'door' .* in row 1 of its mask 'door\|move';"):
+        PPO(Doors).predict(np.zeros(2), masks=masks, deterministic=deterministic)
 
 
 # -- saving ---------------------------------------------------------------------------------------

@@ -57,6 +57,11 @@ class Masked(Line):
         return np.ones(2, np.int8)
 
 
+class MaskedByInfo(Line):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
+
+
 class Dropout(nn.Module):
     output_size = 8
 
@@ -146,6 +151,7 @@ class NoSpace(Dropout):
         ({"env": "MlpPolicy", "policy": "CartPole-v1"}, "environment comes first"),
         ({"network": {"hidden_sizes": (3,)}}, "must be a NetworkConfig"),
         ({"learning_rate": "fast"}, "learning_rate is 'fast'"),
+        ({"clip_range": "linear"}, r"clip_range is 'linear'; .* linear\(start, end\)"),
         ({"policy_kwargs": {}}, r"'policy_kwargs'.*NetworkConfig"),
         ({"use_sde": True}, r"'use_sde'.*gSDE"),
         ({"env": "CnnPolicy", "policy": Line()}, r"comes first.*'cnn'"),
@@ -156,6 +162,10 @@ class NoSpace(Dropout):
         ({"sequence_length": 4}, "sequence_length is 4.* no memory"),
         ({"policy": "lstm", "network": NetworkConfig(hidden_sizes=(3,))}, r"hidden_sizes.*'lstm'"),
         ({"network": NetworkConfig(lstm_size=3)}, "lstm_size is 3.*'mlp'"),
+        (
+            {"policy": "lstm", "network": NetworkConfig(value_sizes=(3,))},
+            r"value_sizes is \(3,\).*'lstm'",
+        ),
         ({"policy": Dropout, "network": NetworkConfig(activation="relu")}, "activation is 'relu'"),
         ({"nenvs": 3}, r"'nenvs'.*'n_envs'"),
         ({"policy": NoSpace}, "takes the observation space"),
@@ -572,12 +582,17 @@ def test_features_of_the_wrong_size_are_named(network: Any, message: str) -> Non
 def test_a_prediction_without_masks_is_warned_of_once(tmp_path: Path) -> None:
     model = small(Masked).learn(8)
     model.save(tmp_path / "model")
-    for one in (model, PPO.load(tmp_path / "model")):
+    untrained = (small(Masked), small(MaskedByInfo), PPO(Masked(), n_steps=8))
+    for one in (model, PPO.load(tmp_path / "model"), *untrained):
         one.predict(np.zeros(1), masks=np.ones(2))
         with pytest.warns(EsperWarning, match="no masks"):
             one.predict(np.zeros(1))
         one.predict(np.zeros(1))
     small().learn(8).predict(np.zeros(1))
+    small().predict(np.zeros(1))
+    loaded = PPO.load(tmp_path / "model")
+    with pytest.raises(UnsupportedEnvironmentError, match="was loaded without an environment"):
+        evaluate(loaded)
 
 
 def test_the_progress_bar_ends_with_the_steps_that_were_taken(

@@ -15,7 +15,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from torch import Tensor, nn
 
 from esper.errors import CheckpointError, ConfigError, NonFiniteError
-from esper.simic import PPO, NetworkConfig, PPOAgent, linear
+from esper.simic import PPO, Callback, Checkpoint, NetworkConfig, PPOAgent, linear
 from tests.simic.helpers import fill, make_agent
 from tests.simic.small_envs import Masked
 
@@ -127,6 +127,12 @@ def test_parameter_groups_keep_their_proportion_and_follow_the_schedule() -> Non
     [
         (lambda p: torch.optim.Adam(p, lr=0.02), r"lr 0\.02 and learning_rate is 0\.0003"),
         (lambda p: None, "optimizer made a NoneType"),
+        (torch.optim.SGD([torch.ones(1)]), "optimizer is a SGD; a class of torch.optim, or a func"),
+        ("adam", "optimizer is a str; a class"),
+        (nn.Linear, "optimizer is Linear; a class"),
+        (lambda: None, "optimizer is a function; a class of torch.optim, or a function of the par"),
+        (torch.optim.LBFGS, r"LBFGS, .* whose step\(\) needs no closure"),
+        (torch.optim.Muon, "Muon, which failed: Muon only supports 2D"),
     ],
 )
 def test_optimizers_that_cannot_be_used_are_named(optimizer: Any, message: str) -> None:
@@ -148,6 +154,22 @@ def test_a_loss_of_ones_own_is_minimised_and_its_terms_are_reported() -> None:
         return float(model.policy.network(observations)[0].detach().square().mean())
 
     assert size_of_features(with_penalty) < 0.2 * size_of_features(None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("mse", "loss is 'mse'; it must be a function of the agent and a minibatch"),
+        (lambda batch: batch, "must be a function of the agent and a minibatch"),
+        (lambda agent, batch: agent.loss(batch)[0], "returned a Tensor; it must return a scalar"),
+        (lambda agent, batch: (1.0, {}), "returned a float and a dict; it must"),
+        (lambda agent, batch: (batch.values, {}), r"returned a loss of shape \(16,\); it must"),
+        (lambda agent, batch: (batch.values.sum(), {"x": "y"}), "term 'x' of the loss is 'y'; it"),
+    ],
+)
+def test_losses_that_cannot_be_used_are_named(loss: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small(loss=loss).learn(64)
 
 
 def test_a_term_of_the_loss_may_be_of_any_dtype_and_is_a_mean_over_steps() -> None:
@@ -182,6 +204,71 @@ def test_a_loss_may_be_overridden_and_sees_what_the_update_sees() -> None:
     torch.testing.assert_close(batch.log_ratio, expected)
 
 
+class Named(CartPoleEnv):
+    """CartPole whose observations are a dict and say which action was taken last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        box = spaces.Box(-1e6, 1e6, (4,))
+        self.observation_space = spaces.Dict(pole=box, clock=spaces.Box(0.0, 1e6, (1,)))
+
+    def reset(self, **options: Any) -> Any:
+        self.clock = 0.0
+        observation, info = super().reset(**options)
+        return {"pole": observation, "clock": np.array([0.0], np.float32)}, info
+
+    def step(self, action: Any) -> Any:
+        self.clock += 1.0
+        observation, *rest = super().step(action)
+        return {"pole": observation, "clock": np.array([self.clock], np.float32)}, *rest
+
+
+@pytest.mark.parametrize("batch_size", [24, 64])
+@pytest.mark.parametrize("policy", ["multi-input", "lstm"])
+def test_a_loss_sees_the_observations_of_its_steps(policy: str, batch_size: int) -> None:
+    n_batches, stored = 0, dict[tuple[float, ...], int]()
+
+    def predicting(agent: PPOAgent, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        nonlocal n_batches
+        n_batches += 1
+        n = len(batch.features)
+        assert batch.observations["pole"].shape == (n, 4)
+        assert batch.observations["clock"].shape == (n, 1)
+        for pole, old in zip(batch.observations["pole"], batch.old_log_probs, strict=True):
+            assert stored[tuple(pole.tolist())] == float(old[0])
+        return agent.loss(batch)
+
+    model = small(Named, policy, loss=predicting, batch_size=batch_size)
+
+    def note(model: PPO) -> None:
+        step = model.last_step
+        poles, log_probs = step.observations["pole"], step.decision.log_probs  # type: ignore
+        stored.update(zip(map(tuple, poles.tolist()), log_probs[:, 0].tolist(), strict=True))
+
+    class Noting(Callback):
+        on_step = staticmethod(note)
+
+    model.learn(64, callbacks=Noting())
+    assert n_batches == 2 * round(64 / batch_size)
+
+
+@pytest.mark.parametrize("ent_coef", [0.0, 0.3])
+def test_the_terms_of_the_loss_add_up_and_always_hold_the_entropy(ent_coef: float) -> None:
+    agent = make_agent(n_epochs=1, ent_coef=ent_coef)
+    sums: list[Tensor] = []
+
+    def summing(agent: PPOAgent, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, terms = agent.loss(batch)
+        sums.append(terms["policy_loss"] + 0.5 * terms["value_loss"] - ent_coef * terms["entropy"])
+        torch.testing.assert_close(loss, sums[-1])
+        assert terms["entropy"] > 0.0
+        return loss, terms
+
+    agent = PPOAgent(agent.spec, agent.policy, agent.config, loss=summing)
+    agent.update(fill(agent))
+    assert sums
+
+
 def test_what_was_trained_with_parts_of_ones_own_asks_for_them(tmp_path: Path) -> None:
     model = small(loss=with_penalty, optimizer=torch.optim.RMSprop).learn(64)
     model.save(tmp_path / "model")
@@ -195,6 +282,34 @@ def test_what_was_trained_with_parts_of_ones_own_asks_for_them(tmp_path: Path) -
     assert torch.equal(saved[0]["square_avg"], now[0]["square_avg"])
     other = PPO.load(tmp_path / "model", loss=with_penalty, optimizer=torch.optim.SGD)
     assert "square_avg" not in other.learn(64).agent.optimizer.state_dict()["state"].get(0, {})
+
+
+def rmsprop(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, alpha=0.9)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        ({}, {"loss": with_penalty}, "loss=None, and loss=with_penalty was given"),
+        ({}, {"optimizer": rmsprop}, "optimizer=None, and optimizer=RMSprop was given"),
+        ({"loss": with_penalty}, {"loss": PPOAgent.loss}, "loss=with_penalty, and .*PPOAgent.loss"),
+        ({"optimizer": rmsprop}, {"optimizer": torch.optim.SGD}, "=RMSprop, and optimizer=SGD was"),
+        ({"optimizer": rmsprop}, {"optimizer": torch.optim.RMSprop}, None),
+    ],
+)
+def test_training_resumes_with_the_same_loss_and_optimizer_alone(
+    then: dict[str, Any], now: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    small(**then).learn(64, callbacks=Checkpoint(tmp_path / "run", every=64))
+    if message is not None:
+        with pytest.raises(CheckpointError, match=message):
+            PPO.resume(tmp_path / "run", **now)
+        with pytest.raises(ConfigError, match=r"'learning_rate'; .* PPO.load\(path, ...\) changes"):
+            PPO.resume(tmp_path / "run", learning_rate=1e-2)  # type: ignore[call-arg]
+        return
+    (group,) = PPO.resume(tmp_path / "run", **now).agent.optimizer.param_groups
+    assert group["alpha"] == 0.9  # the settings of the checkpoint
 
 
 def test_settings_can_be_changed_when_a_model_is_loaded(tmp_path: Path) -> None:
@@ -321,13 +436,23 @@ class VecEnv:
     num_envs = 2
     observation_space = spaces.Box(-9.0, 9.0, (1,))
     action_space = spaces.Discrete(2)
+    gives_info = False
+
+    @property
+    def unwrapped(self) -> VecEnv:
+        return self
 
     def seed(self, seed: int) -> None:
         self.seeded = seed
 
     def reset(self) -> np.ndarray:
         self.times = np.array([0, 0])
+        self.reset_infos = self._infos()
         return self._observe()
+
+    def _infos(self) -> list[dict[str, Any]]:
+        masks = self.action_masks() if self.gives_info else []
+        return [{"action_mask": mask} for mask in masks] or [{}, {}]
 
     def _observe(self) -> np.ndarray:
         return self.times[:, None].astype(np.float32)
@@ -337,20 +462,23 @@ class VecEnv:
         self.times += 1
         # Environment 0 ends after 3 steps; environment 1 is cut short after 2.
         dones = self.times >= [3, 2]
-        infos: list[dict[str, Any]] = [{}, {}]
+        infos = self._infos()
         for i in np.flatnonzero(dones):
-            infos[i] = {
+            infos[i] |= {
                 "terminal_observation": self._observe()[i].copy(),
                 "TimeLimit.truncated": i == 1,
             }
             self.times[i] = 0
+            self.reset_infos[i] = self._infos()[i]
         return self._observe(), np.ones(2, np.float32), dones, infos
 
     def action_masks(self) -> list[np.ndarray]:
         return [np.array([True, bool(t % 2)]) for t in self.times]
 
-    def env_method(self, name: str, *_: Any) -> list[Any]:
-        return [True, True] if name == "has_wrapper_attr" else self.action_masks()
+    def env_method(self, name: str, *args: Any) -> list[Any]:
+        if name != "has_wrapper_attr":
+            return self.action_masks()
+        return [args[0] == "action_masks" and not self.gives_info] * 2
 
     def close(self) -> None:
         self.times = None
@@ -359,8 +487,12 @@ class VecEnv:
 VecEnv.__module__ = "stable_baselines3.common.vec_env.base_vec_env"
 
 
-def test_a_vector_environment_of_stable_baselines3_is_trained_on_with_its_masks_and_ends() -> None:
+@pytest.mark.parametrize("gives_info", [False, True])
+def test_a_vector_environment_of_stable_baselines3_is_trained_on_with_its_masks_and_ends(
+    gives_info: bool,
+) -> None:
     envs = VecEnv()
+    envs.gives_info = gives_info
     model = PPO(envs, n_steps=6, batch_size=6, n_epochs=1, seed=3)  # type: ignore[arg-type]
     stored: list[Any] = []
     update = model.agent.update

@@ -1,6 +1,7 @@
 """Runs of ``esper train`` killed at system calls and resumed; a script of its test.
 
-    system_call_kills.py FOLDER N_KILLS N_WORKERS
+    system_call_kills.py FOLDER kills N_KILLS N_WORKERS
+    system_call_kills.py FOLDER full N_CALLS             the disk is full from a call on
 
 Every process is a fork of this one, which has loaded PyTorch and the library that kills; so are
 the worker processes of the runs, which would take seconds to start otherwise. Runs with workers
@@ -57,27 +58,36 @@ def fork_workers() -> None:
 
 def run(words: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
     """Run a command in a fork; return its exit code, or minus the signal, and its calls."""
+    code, n_calls, _ = run_told(words, fatal_call)
+    return code, n_calls
+
+
+def run_told(
+    words: Sequence[str], call: int = 0, attack: str = "kill_at_call"
+) -> tuple[int, int, str]:
+    """Return what :func:`run` returns, and what the command wrote on stderr."""
     reader, writer = os.pipe()
+    errors, told_errors = os.pipe()
     child = os.fork()
     if child == 0:
         library = ctypes.CDLL(None)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(told_errors, 2)
         code = 99
         fork_workers()
         try:
-            library.kill_at_call(ctypes.c_long(fatal_call))
+            getattr(library, attack)(ctypes.c_long(call))
             with liveliness():
                 code = main(list(words))
             os.write(writer, str(library.kill_calls()).encode())
         finally:
             os._exit(code)
     os.close(writer)
+    os.close(told_errors)
     _, status = os.waitpid(child, 0)
-    told = os.read(reader, 100)
-    os.close(reader)
-    return os.waitstatus_to_exitcode(status), int(told or 0)
+    with os.fdopen(reader) as counted, os.fdopen(errors, errors="replace") as lines:
+        n_calls, text = int(counted.read() or 0), lines.read()
+    return os.waitstatus_to_exitcode(status), n_calls, text
 
 
 def train(folder: Path, options: Sequence[str], fatal_call: int = 0) -> tuple[int, int]:
@@ -119,6 +129,32 @@ def carry_out(place: Path, n_kills: int, n_workers: int) -> dict[str, Any]:
     return found
 
 
+def fill_disk(place: Path, n_fills: int) -> dict[str, Any]:
+    """Let the disk be full from some call on, then resume the runs with room."""
+    reference = place / "reference" / "run"
+    code, n_calls = train(reference, [])
+    assert code == 0, code
+    expected = run_digests(reference)
+    found: dict[str, Any] = {"calls": n_calls, "fills": 0, "unnoticed": 0, "wrong": []}
+    for call in random.Random(2).sample(range(1, n_calls + 1), min(n_fills, n_calls)):
+        folder = place / f"full-{call}" / "run"
+        words = ["train", *OPTIONS, "--run-dir", str(folder)]
+        code, _, told = run_told(words, call, "fill_disk_at_call")
+        found["fills"] += 1
+        errors = [line for line in told.splitlines() if line.startswith("esper: error: ")]
+        if code == 0:  # only what does not matter was left to write
+            found["unnoticed"] += 1
+        elif code != 1 or len(errors) != 1 or "Traceback" in told:
+            found["wrong"].append([call, code, told[-500:]])
+        again = ["resume", str(folder), "--quiet"] if (folder / "config.toml").exists() else words
+        code, _ = run(again) if code != 0 else (0, 0)
+        if code != 0 or run_digests(folder) != expected:
+            found["wrong"].append([call, code])
+    return found
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(carry_out(Path(sys.argv[1]), *map(int, sys.argv[2:]))))
+    attacks = {"kills": carry_out, "full": fill_disk}
+    numbers = map(int, sys.argv[3:])
+    print(json.dumps(attacks[sys.argv[2]](Path(sys.argv[1]), *numbers)))

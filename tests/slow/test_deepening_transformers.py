@@ -60,20 +60,20 @@ def resnet(kind: str) -> nn.Module:
 Case = tuple[Callable[[], nn.Module], str, dict[str, Tensor], Callable[[Any], object], object]
 
 CASES: dict[str, Case] = {
-    "gpt2": (gpt2, "transformer.h.1", TOKENS, lambda config: config.n_layer, 5),
-    "llama": (llama, "model.layers.0", TOKENS, lambda config: config.num_hidden_layers, 5),
-    "bert": (bert, "encoder.layer.2", TOKENS, lambda config: config.num_hidden_layers, 5),
-    "vit": (vit, "layers.1", image(16), lambda config: config.num_hidden_layers, 5),
+    "gpt2": (gpt2, "transformer.h.*", TOKENS, lambda config: config.n_layer, 5),
+    "llama": (llama, "model.layers.*", TOKENS, lambda config: config.num_hidden_layers, 5),
+    "bert": (bert, "encoder.layer.*", TOKENS, lambda config: config.num_hidden_layers, 5),
+    "vit": (vit, "layers.*", image(16), lambda config: config.num_hidden_layers, 5),
     "resnet": (
         lambda: resnet("basic"),
-        "encoder.stages.0.layers.1",
+        "encoder.stages.0.layers.*",
         image(32),
         lambda config: config.depths,
         [4, 2],
     ),
     "resnet bottleneck": (
         lambda: resnet("bottleneck"),
-        "encoder.stages.1.layers.1",
+        "encoder.stages.1.layers.*",
         image(32),
         lambda config: config.depths,
         [2, 4],
@@ -97,7 +97,6 @@ def deepen(host: Any, slot: str) -> None:
     if host[slot].stage == Stage.FOSSILIZED:
         host.absorb(slot)
     host.germinate(slot, "deepen")
-    host.commit(slot)
 
 
 def run(model: nn.Module, x: dict[str, Tensor]) -> Tensor:
@@ -117,7 +116,6 @@ def train(model: nn.Module, x: dict[str, Tensor]) -> None:
 def test_a_model_deepens_twice_and_is_saved_as_usual(name: str, tmp_path: Path) -> None:
     model, host = make(name)
     build, slot, x, read, wanted = CASES[name]
-    before = read(model.config)
     for _ in range(2):
         given = run(model, x)
         deepen(host, slot)
@@ -127,7 +125,7 @@ def test_a_model_deepens_twice_and_is_saved_as_usual(name: str, tmp_path: Path) 
     torch.testing.assert_close(run(plain, x), run(model, x), atol=3e-6, rtol=3e-6)
     assert type(plain) is type(model)
     assert read(plain.config) == wanted
-    assert read(model.config) == before
+    assert read(model.config) == wanted
     plain.save_pretrained(tmp_path)
     again = type(plain).from_pretrained(tmp_path).eval()
     assert torch.equal(run(again, x), run(plain, x))

@@ -94,6 +94,24 @@ def test_an_expanded_checkpoint_gives_the_same_logits(
     assert len(names) == len(old) + len(growth["new_parameters"])
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_a_moving_average_grows_with_its_configuration(name: str) -> None:
+    torch.manual_seed(0)
+    model = BY_NAME[name].build().eval()
+    average = torch.optim.swa_utils.AveragedModel(model).eval()
+    sample = find_sample_input(model)
+    before, config = outputs_of(average.module, sample), model.config.to_dict()
+    changes = [
+        esper.widen(model, 2.0, sample_input=sample, ema=average),
+        esper.deepen(model, 1, sample_input=sample, ema=average),
+    ]
+    assert average.module.config.to_dict() == model.config.to_dict() != config
+    torch.testing.assert_close(outputs_of(average.module, sample), before)
+    for change in reversed(changes):
+        change.undo()
+    assert average.module.config.to_dict() == model.config.to_dict() == config
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_shards_and_their_type_are_kept(
     dtype: torch.dtype, saved: Callable[..., tuple[Path, Any]]
@@ -321,3 +339,14 @@ def test_an_input_is_made_from_the_configuration(architecture: Any) -> None:
     inputs = find_sample_input(model)
     assert inputs.keys() == architecture.inputs.keys()
     assert outputs_of(model, inputs).isfinite().any()
+
+
+def test_what_is_left_alone_comes_with_the_reason_of_its_configuration(
+    saved: Callable[..., tuple[Path, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, model = saved("LlamaForCausalLM")
+    n_heads = round(1.5 * model.config.num_attention_heads)
+    assert main(["expand", str(folder), "--widen", "1.5", "--dry-run"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"self_attn (The hidden size ({model.config.hidden_size}) is not a multiple" in printed
+    assert f"attention heads ({n_heads}))." in printed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
 import signal
 import socket
@@ -24,9 +25,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.campaign import N_CASES
 from tests.cli.conftest import TINY
 from tests.dashboard.made_runs import make_run
 from tests.dashboard.served import Served, serve
+from tests.telemetry.hostile import BY_SCHEMA, nest_pages
 from torch import nn
 
 import esper
@@ -47,15 +50,6 @@ from esper.tasks import make_task
 from esper.training.run import list_runs, load_run
 
 SECONDS = 10
-N_CASES = {
-    "values": 8000,
-    "arguments": 2000,
-    "settings": 2000,
-    "toml": 5000,
-    "commands": 3000,
-    "files": 1000,
-    "requests": 3000,
-}
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -417,10 +411,26 @@ NAMES += ["state.json", "state.safetensors", "lock"]
 CONTENTS = [b"", b"\0" * 100, b"[" * 100_000, b"{}", b"[]", b"null", b"1", b"\xff\xfe", b'{"a":1}']
 
 
+def make_sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**42)
+
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: None,
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to("/dev/null"),
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "pipe": os.mkfifo,
+    "huge": make_sparse,
+}
+
+
 @st.composite
 def damages(draw: st.DrawFn) -> Callable[[Path], None]:
     """Draw a way to damage a file."""
-    kind = draw(st.sampled_from(["content", "cut", "flip", "folder", "gone", "link", "loop"]))
+    kind = draw(st.sampled_from(["content", "cut", "flip", *STRANGE]))
     content, share = draw(st.sampled_from(CONTENTS)), draw(st.floats(0, 1))
 
     def damage(path: Path) -> None:
@@ -433,27 +443,27 @@ def damages(draw: st.DrawFn) -> Callable[[Path], None]:
             path.write_bytes(data[:place])
         elif kind == "flip":
             path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
-        elif kind == "folder":
-            path.mkdir()
-        elif kind == "link":
-            path.symlink_to("/dev/null")
-        elif kind == "loop":
-            path.symlink_to(path.name)
+        else:
+            STRANGE[kind](path)
 
     return damage
 
 
+HOSTILE = [*BY_SCHEMA, nest_pages]
+ATTACKS = st.tuples(st.sampled_from(NAMES), damages())
+ATTACKS |= st.tuples(st.just("telemetry.sqlite"), st.sampled_from(HOSTILE))
+
+
 @fuzz("files")
-@given(st.sampled_from(NAMES), damages(), st.sampled_from(["runs", "show", "report", "resume"]))
+@given(ATTACKS, st.sampled_from(["runs", "show", "report", "resume"]))
 def test_any_damage_to_a_run_is_named_in_one_line(
     counts: Counter[str],
     runs: Path,
     tmp_path_factory: Any,
-    name: str,
-    damage: Callable[[Path], None],
+    attack: tuple[str, Callable[[Path], None]],
     command: str,
 ) -> None:
-    place = tmp_path_factory.mktemp("damaged")
+    (name, damage), place = attack, tmp_path_factory.mktemp("damaged")
     shutil.copytree(runs / "a run", place / "run")
     shutil.copytree(runs / "a run", place / "other")
     found = sorted((place / "run").rglob(name)) or [place / "run" / name]

@@ -7,12 +7,12 @@ import pytest
 import esper
 from esper.cli.main import main
 from esper.config.toml import preset_names
-from esper.training import expectations, lessons
+from esper.training import expectations
 
 pytestmark = pytest.mark.slow
 
 _WORDS = (
-    "--rounds 1 --envs 2 --ppo.n-minibatches 1 "
+    "--rounds 1 --envs 2 --lesson-hosts 6 --ppo.n-minibatches 1 "
     "--evaluation.n-eval-episodes 2 --evaluation.n-final-episodes 2"
 )
 
@@ -24,8 +24,6 @@ def test_a_preset_trains(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lessons, "N_BLOCKS", 1)
-    monkeypatch.setattr(lessons, "BLOCK", 6)
     monkeypatch.setattr(expectations, "N_HOSTS", 6)
     folder = tmp_path / name
     assert main(["train", "--preset", name, *_WORDS.split(), "--run-dir", str(folder)]) == 0

@@ -1,4 +1,4 @@
-"""A run killed at any system call that changes a file is resumed to the same result."""
+"""A run killed at any system call that changes a file, or on a full disk, is resumed as it was."""
 
 import json
 import os
@@ -7,27 +7,29 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.campaign import N_FULL_DISKS, N_KILLS
 from tests.slow import system_call_kills
 
 ROOT = Path(__file__).parents[2]
-N_KILLS = 100
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc builds the library that kills"),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc builds the library that kills")
-@pytest.mark.parametrize("n_workers", [0, 2])
-def test_runs_killed_at_100_system_calls_end_as_if_left_alone(
-    n_workers: int, tmp_path: Path
-) -> None:
+def attack(tmp_path: Path, *words: object) -> dict[str, Any]:
+    """Carry out an attack in a process with the library that kills; return what happened."""
     source, library = Path(__file__).with_name("kill_at_call.c"), tmp_path / "kill_at_call.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
     # In memory where possible: a killed process loses nothing that it wrote, flushed or not.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as place:
         done = subprocess.run(
-            [sys.executable, system_call_kills.__file__, place, str(N_KILLS), str(n_workers)],
+            [sys.executable, system_call_kills.__file__, place, *map(str, words)],
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -39,7 +41,14 @@ def test_runs_killed_at_100_system_calls_end_as_if_left_alone(
             },
         )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_runs_killed_at_100_system_calls_end_as_if_left_alone(
+    n_workers: int, tmp_path: Path
+) -> None:
+    found = attack(tmp_path, "kills", N_KILLS, n_workers)
     print(
         f"{found['kills']} kills among {found['calls']} calls; {found['started_again']} runs had "
         "no folder yet and were started again"
@@ -47,3 +56,10 @@ def test_runs_killed_at_100_system_calls_end_as_if_left_alone(
     assert found["kills"] >= N_KILLS
     assert found["different"] == []
     assert found["started_again"] < N_KILLS / 10
+
+
+def test_a_full_disk_is_one_line_and_the_run_is_resumed_to_the_same_end(tmp_path: Path) -> None:
+    found = attack(tmp_path, "full", N_FULL_DISKS)
+    print(f"the disk was full at {found['fills']} of {found['calls']} calls")
+    assert found["wrong"] == []
+    assert found["unnoticed"] < N_FULL_DISKS / 4

@@ -14,7 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import esper
 from esper.errors import ConfigError, SavedModelError
+from esper.growth.host_slots import slots
+from esper.integrations.grown_states import rebuild_on_load
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -165,6 +168,27 @@ def test_a_grown_checkpoint_is_loaded_with_its_structure(whole: Any) -> None:
         sizes.add(loaded.num_parameters())
     assert len(sizes) >= 2
     assert_same(loaded, trainer.model)
+
+
+def test_modules_beside_blocks_are_loaded_though_the_configuration_has_grown_too(
+    tmp_path: Path,
+) -> None:
+    from esper.integrations.transformers import from_pretrained
+
+    model, tokens = make_gpt2().eval(), Tokens(8, 1, is_classified=False).tokens
+    rebuild_on_load(model)
+    names = ["transformer.h.*.mlp", "transformer.h.*", "transformer.ln_f"]
+    esper.add_slots(model, names, {"input_ids": tokens})
+    for name, blueprint in zip(names, ("widen_small", "deepen", "mlp_small"), strict=True):
+        slots(model).germinate(name, blueprint)
+    for parameter in model.parameters():
+        parameter.data += 0.05
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(type(model), tmp_path)
+    assert_same(loaded, model)
+    assert loaded.config.n_layer == model.config.n_layer == len(loaded.transformer.h)
+    assert loaded.num_parameters() > transformers.GPT2LMHeadModel(model.config).num_parameters()
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
 
 
 def test_a_training_resumes_within_an_epoch(tmp_path: Path) -> None:

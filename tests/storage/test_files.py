@@ -1,11 +1,12 @@
 """Files are written atomically with the given mode, and JSON is read strictly."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from esper.storage.files import parse_json, replacing, write_atomic
+from esper.storage.files import parse_json, read_file, replacing, write_atomic
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600])
@@ -82,3 +83,22 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     write_atomic(path, "new")
     assert victim.read_text() == "kept"
     assert (path.read_text(), path.is_symlink()) == ("new", False)
+
+
+def test_a_key_that_comes_twice_among_very_many_is_found_quickly() -> None:
+    keys = ",".join(f'"{number}": 0' for number in range(300_000))
+    start = time.process_time()
+    with pytest.raises(ValueError, match="'299999' twice"):
+        parse_json(f'{{{keys}, "299999": 1}}')
+    assert time.process_time() - start < 5.0  # looking for each key takes minutes
+
+
+@pytest.mark.parametrize("size", [10, 11])
+def test_a_file_is_read_up_to_a_size(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(bytes(size))
+    if size == 10:
+        assert read_file(path, max_bytes=10) == bytes(10)
+    else:
+        with pytest.raises(ValueError, match="11 bytes, more than 10"):
+            read_file(path, max_bytes=10)

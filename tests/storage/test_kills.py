@@ -1,30 +1,32 @@
 """A process killed while saving leaves intact checkpoints behind."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from esper.storage.checkpoint_folder import CheckpointFolder, load_checkpoint
-from tests.storage import killed_saves
+from tests.storage import killed_overwrites, killed_saves
 from tests.storage.states import exact, state_of
 
 ROOT = Path(__file__).parents[2]
 SOURCES = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
 
 
-def _run(kind: str, folder: Path, *options: str) -> int:
+def _run(*words: object, script: str = killed_saves.__file__) -> Any:
     done = subprocess.run(
-        [sys.executable, killed_saves.__file__, kind, folder, *options],
+        [sys.executable, script, *map(str, words)],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -56,6 +58,14 @@ def test_a_kill_at_any_system_call_leaves_the_old_or_the_new_checkpoint(
         assert folder.latest().step == 6
         assert sorted(p.name for p in folder.path.iterdir()) == [best.path.name, "step-000000006"]
     assert seen == {(3, 0), (4, 0), (4, 1), (5, 0)}
+
+
+@pytest.mark.slow
+def test_a_kill_while_anything_is_overwritten_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
+    n_moments = _run(tmp_path, script=killed_overwrites.__file__)
+    print(n_moments)
+    assert len(n_moments) == 4
+    assert min(n_moments.values()) > 8
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_a_pipe_in_the_place_of_the_lock_is_refused_at_once(tmp_path: Path) -> N
     folder = RunFolder.create(tmp_path / "run", tiny_config())
     os.mkfifo(folder.lock_file)
     assert not folder.is_in_use
-    with pytest.raises(StorageError, match="lock"), folder.locked():
+    with pytest.raises(RunError, match="lock is not a file"), folder.locked():
         pass
 
 

@@ -33,6 +33,6 @@ def test_its_card_is_short_and_names_the_training_command() -> None:
 
 
 def test_it_grows_an_unknown_model(tmp_path: Path) -> None:
-    grown = esper.grow(MLP(3), *digits(), learning_rate=3e-3)
+    grown = esper.grow(MLP(3), *digits(), learning_rate=3e-3, controller="learned")
     assert grown.summary.after >= grown.summary.before
     assert grown.summary.budget_epochs == load_shipped().budget.n_epochs

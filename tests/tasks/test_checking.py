@@ -146,8 +146,8 @@ def test_splits_that_differ_in_shape_or_dtype_are_rejected(
 
 def test_a_text_may_lack_a_token_but_not_leave_the_vocabulary() -> None:
     def text(maximum: int) -> TaskDraw:
-        samples = Samples(torch.zeros(4, 5, dtype=torch.int64), torch.full((4, 5), maximum))
-        data = TaskData(train=samples, validation=samples, test=samples)
+        inputs, targets = torch.zeros(12, 5, dtype=torch.int64), torch.full((12, 5), maximum)
+        data = TaskData.cut(inputs, targets, sizes=(4, 4, 4))
         return TaskDraw(data=data, n_classes=30)
 
     check_data(text(29), task="mine")
@@ -156,8 +156,8 @@ def test_a_text_may_lack_a_token_but_not_leave_the_vocabulary() -> None:
 
 
 def test_a_context_of_one_token_is_accepted() -> None:
-    samples = Samples(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
-    data = TaskData(train=samples, validation=samples, test=samples)
+    tokens = torch.zeros(12, 1, dtype=torch.int64)
+    data = TaskData.cut(tokens, tokens, sizes=(4, 4, 4))
     check_data(TaskDraw(data=data, n_classes=30), task="mine")
 
 
@@ -222,3 +222,32 @@ def test_numbers_that_are_not_finite_are_rejected(
 def test_targets_of_the_wrong_kind_are_rejected(draw: TaskDraw, message: str) -> None:
     with pytest.raises(BadDataError, match=f"task 'mine', .* split: .*{message}"):
         check_data(draw, task="mine")
+
+
+@pytest.mark.parametrize(
+    ("starts", "shared"),
+    [
+        ((0, 0, 0), "train and validation"),
+        ((0, 10, 15), "validation and test"),
+        ((10, 20, 1), "train and test"),
+        ((20, 0, 10), None),
+    ],
+)
+def test_splits_that_share_samples_are_rejected(starts: list[int], shared: str | None) -> None:
+    inputs, targets = torch.randn(30, 2), torch.arange(30) % N_CLASSES
+    parts = [slice(start, start + 10) for start in starts]
+    data = TaskData.of(Samples(inputs[part], targets[part]) for part in parts)
+    rows = [set(range(part.start, part.stop)) for part in parts]
+    assert (shared is None) == (len(set.union(*rows)) == 30)
+    draw = TaskDraw(data=data, n_classes=N_CLASSES)
+    if shared is None:
+        check_data(draw, task="mine")
+        return
+    with pytest.raises(BadDataError, match=f"'mine': the {shared} splits share samples"):
+        check_data(draw, task="mine")
+
+
+def test_interleaved_splits_are_disjoint() -> None:
+    inputs, targets = torch.randn(30, 2), torch.arange(30) % N_CLASSES
+    data = TaskData.of(Samples(inputs[i::3], targets.roll(i)[:10]) for i in range(3))
+    check_data(TaskDraw(data=data, n_classes=N_CLASSES), task="mine")

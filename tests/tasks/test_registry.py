@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from esper.errors import ConfigError, EsperError, TaskError, UnknownTaskError
-from esper.tasks import Task, make_task, register_task, registry, task_names, task_summaries
+from esper.tasks import (
+    Task,
+    make_task,
+    register_task,
+    registry,
+    task_names,
+    task_summaries,
+)
+from esper.tasks.registry import create_task
 from esper.tasks.spirals import make_spirals
 
 BUILT_IN = ("digits", "digits-family", "text", "spirals", "prior")
@@ -103,9 +111,12 @@ def test_an_unknown_option_is_reported_with_the_valid_ones() -> None:
     with pytest.raises(TaskError) as caught:
         make_task("digits", n_epoch=3)
     assert str(caught.value) == (
-        "task 'digits' has no option 'n_epoch'; its options are host, n_epochs, batches_per_epoch. "
+        "task 'digits' has no option 'n_epoch'; its options are host, n_epochs (budget.n_epochs in "
+        "a run), batches_per_epoch. "
         "Did you mean 'n_epochs'?"
     )
+    with pytest.raises(TaskError, match="no option 'name'"):
+        create_task("digits", {"name": "own"})
     with pytest.raises(ConfigError, match="host is 'gpt'"):
         make_task("digits", host="gpt")
     with pytest.raises(ConfigError, match="n_epochs is 0"):
@@ -182,88 +193,3 @@ def test_a_failing_import_inside_a_module_is_not_an_unknown_task(folder: Path) -
     with pytest.raises(TaskError, match="'absent_helper_module'") as caught:
         make_task("half_a_module:make")
     assert not isinstance(caught.value, UnknownTaskError)
-
-
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: str) -> None:
-    """Put a package with entry points on the path."""
-    monkeypatch.syspath_prepend(str(folder))
-    info = folder / "their_tasks-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-tasks\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("\n".join(["[esper.tasks]", *lines]) + "\n")
-    (folder / "their_tasks.py").write_text(code)
-
-
-def test_a_task_of_another_package_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(folder, monkeypatch, "theirs = their_tasks:make_task", code=OWN_CODE)
-    assert task_names() == (*BUILT_IN, "theirs")
-    assert "their_tasks" not in sys.modules
-    assert make_task("theirs", n_epochs=4).budget.n_epochs == 4
-    assert task_summaries()["theirs"] == "Spirals of my own."
-    with pytest.raises(TaskError, match=r"'theirs' .* 'size'; .* n_epochs"):
-        make_task("theirs", size=4)
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (
-            "raise RuntimeError('half\\ninstalled')",
-            r".*RuntimeError \(half installed\)",
-        ),
-        (
-            "import sys; sys.exit()",
-            r".*SystemExit \(no message\)",
-        ),
-        ("make_task = 7", "is an int"),
-    ],
-)
-def test_a_broken_package_is_reported_on_one_line_and_other_tasks_work(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
-) -> None:
-    install(folder, monkeypatch, "theirs = their_tasks:make_task", code=code)
-    for _ in range(2):
-        with pytest.raises(TaskError, match=f"'theirs' of group 'esper.tasks' {message}") as caught:
-            make_task("theirs")
-        assert "\n" not in str(caught.value)
-    assert task_summaries()["theirs"] == str(caught.value)
-    assert make_task("spirals").name == "spirals"
-
-
-def test_a_package_cannot_replace_a_built_in_task(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = ("digits = their_tasks:make_task", "theirs = their_tasks:make_task")
-    install(folder, monkeypatch, *lines, code=OWN_CODE)
-    assert task_names() == (*BUILT_IN, "theirs")
-    assert make_task("digits").name == "digits"
-    assert make_task("theirs").name == "spirals"
-    assert task_summaries()["digits"].endswith(
-        "(entry point 'digits' of group 'esper.tasks', 'their_tasks:make_task', has the same "
-        "name and is ignored)"
-    )
-    with pytest.raises(UnknownTaskError, match=r"'their'; .* 'theirs'\?"):
-        make_task("their")
-    with pytest.raises(UnknownTaskError, match=r"'digit'; .* 'digits'\?"):
-        make_task("digit")
-
-
-def test_a_name_in_two_packages_is_an_error_when_it_is_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = ("theirs = their_tasks:make_task", "other = their_tasks:make_task")
-    install(folder, monkeypatch, *lines, code=OWN_CODE)
-    info = folder / "more_tasks-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-tasks\nVersion: 1.0\n")
-    offers = "[esper.tasks]\ntheirs = their_tasks:needs\nother = their_tasks:make_task\n"
-    (info / "entry_points.txt").write_text(offers)
-    assert set(task_names()) == {*BUILT_IN, "theirs", "other"}
-    assert make_task("other").name == "spirals"
-    with pytest.raises(TaskError, match=r"'theirs' of group .* more than once") as caught:
-        make_task("theirs")
-    assert task_summaries()["theirs"] == str(caught.value)
-    for value in ("'their_tasks:make_task'", "'their_tasks:needs'"):
-        assert value in str(caught.value)
-    with pytest.raises(UnknownTaskError, match="'digit'"):
-        make_task("digit")

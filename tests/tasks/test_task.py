@@ -50,8 +50,7 @@ def test_fixed_data_are_the_same_for_every_seed() -> None:
 
 
 def some_numbers(value: float = 0.5) -> TaskData:
-    samples = Samples(torch.zeros(6, 2), torch.full((6,), value))
-    return TaskData(train=samples, validation=samples, test=samples)
+    return TaskData.cut(torch.zeros(18, 2), torch.full((18,), value), sizes=(6, 6, 6))
 
 
 def test_numbers_as_targets_have_no_classes() -> None:

@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from esper import add_slots
+from esper import add_slots, compare
 from esper.config.growth import MLPHostConfig, PopulationConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import SlotError, TaskError
 from esper.growth.hosts import HostMaker
-from esper.tasks import Budget, Samples, Task, TaskData, TaskDraw
+from esper.tasks import Budget, Task, TaskData, TaskDraw
 
 X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
-SAMPLES = Samples(X, torch.arange(60) % 2)
-DATA = TaskData(train=SAMPLES, validation=SAMPLES, test=SAMPLES)
+DATA = TaskData.cut(X, torch.arange(60) % 2, sizes=(20, 20, 20))
 CONFIG = MLPHostConfig(n_features=2, n_classes=2, width=4, hidden=2)
 
 
@@ -79,7 +78,7 @@ def test_a_factory_that_returns_no_host_is_reported(
 @pytest.mark.parametrize(("make_host", "message"), WRONG)
 def test_a_drawn_factory_that_returns_no_host_is_reported(make_host: Any, message: str) -> None:
     def draw(seed: int) -> TaskDraw:
-        return TaskDraw(data=DATA, n_classes=2, make_host=make_host)
+        return TaskDraw(data=DATA, n_classes=2, make_host=make_host, title=f"seed {seed}")
 
     with pytest.raises(TaskError, match=f"^make_host of a draw of task 'mine' {message}"):
         GrowthVectorEnv(a_task(data=None, draw=draw), 2)
@@ -128,3 +127,28 @@ def test_a_task_can_be_copied_and_changed() -> None:
     task = a_task()
     assert copy.deepcopy(task).make_host(3).training
     assert replace(task, name="other").make_host is task.make_host
+
+
+def test_a_factory_that_returns_one_model_is_reported() -> None:
+    model = own_host(0)
+    with pytest.raises(TaskError, match=r"^make_host of task 'mine' returned the model of another"):
+        GrowthVectorEnv(a_task(make_host=lambda seed: model), 2)
+    GrowthVectorEnv(a_task(make_host=lambda seed: copy.deepcopy(model)), 2)
+
+
+@pytest.mark.parametrize("own_test", [False, True])
+def test_a_draw_that_ignores_its_seed_is_reported(own_test: bool) -> None:
+    def draw(seed: int) -> TaskDraw:
+        data = DATA
+        if own_test and seed % 7 == 6:
+            data = replace(data, test=replace(data.test, inputs=data.test.inputs + seed))
+        return TaskDraw(data=data, n_classes=2)
+
+    task = a_task(data=None, draw=draw)
+    if own_test:
+        GrowthVectorEnv(task, 1)
+        return
+    with pytest.raises(TaskError, match=r"^draw of task 'mine' returned the same draw"):
+        GrowthVectorEnv(task, 1)
+    with pytest.raises(TaskError, match=r"^draw of task 'mine' returned the same draw"):
+        compare(["no-growth", "random"], task=task, hosts=2)

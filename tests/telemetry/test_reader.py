@@ -201,7 +201,7 @@ WRONG = [
     (make_truncated, "malformed"),
     (make_older, rf"another version .*{SCHEMA_VERSION - 1}, not {SCHEMA_VERSION}"),
     (make_newer, rf"another version .*{SCHEMA_VERSION + 1}, not {SCHEMA_VERSION}"),
-    (make_altered, "table 'steps'"),
+    (make_altered, "'steps' is not as Esper creates it"),
 ]
 
 

@@ -23,7 +23,7 @@ import torch
 import torch._dynamo  # imported once here instead of in every process
 
 from esper.config.run import RunConfig
-from esper.environment.episodes import GrowthEpisodes
+from esper.populations import Population
 from esper.simic.agent import PPOAgent
 from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning
 from esper.tamiyo import FixedSchedule, LearnedController
@@ -131,12 +131,12 @@ def in_stage(stage: str) -> Arm:
             nonlocal step
             step = trainer.parts.progress.step + 1
 
-        def look(_: GrowthEpisodes) -> None:
+        def look(_: Population) -> None:
             if step == steps[stage]:
                 die()
 
         wrap(Trainer, "_step", note)
-        wrap(GrowthEpisodes, "_train_epoch", look)
+        wrap(Population, "train_epoch", look)
         return []
 
     return arm

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from esper.config.growth import Budget
-from esper.config.toml import override, write_toml
-from esper.errors import CheckpointError, ConfigError, NonFiniteError, TrainingError
+from esper.config.run import TASKS_BUDGET
+from esper.config.toml import override, source_config, write_toml
+from esper.errors import CheckpointError, ConfigError, NonFiniteError, TaskError, TrainingError
+from esper.evidence.compare import compare
 from esper.simic.agent import PPOAgent
 from esper.tasks import Task, make_task
 from esper.telemetry import open_run
@@ -16,7 +18,7 @@ from esper.telemetry.records import EvaluationRecord, RoundRecord, UpdateRecord
 from esper.training.runs import RunInterrupted, resume, train
 from esper.training.setup import resolve_task
 from esper.training.signals import StopRequest
-from tests.training.tiny import tiny_config
+from tests.training.tiny import Seen, tiny_config
 
 SHORT = {"n_steps": 2, "budget.n_epochs": 2}
 
@@ -80,21 +82,48 @@ def test_training_leaves_the_callers_random_state_and_modes_alone(tmp_path: Path
 
 
 def test_a_tasks_own_budget_applies_unless_another_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = override(tiny_config(), {"budget": Budget(), "task": "digits", "task_options": {}})
+    changed = {"budget": TASKS_BUDGET, "task": "digits", "task_options": {}}
+    config = override(tiny_config(), changed)
     task = replace(make_task("digits"), budget=Budget(n_epochs=5))
-    monkeypatch.setattr("esper.training.setup.make_task", lambda *_, **__: task)
-    for given, n_epochs in ((config, 5), (override(config, {"budget.n_epochs": 7}), 7)):
+    monkeypatch.setattr("esper.training.setup.create_task", lambda *_, **__: task)
+    for changes, n_epochs in (({}, 5), ({"budget.n_epochs": 7}, 7), ({"budget": Budget()}, 16)):
+        given = source_config(config).change(changes, "arguments")
         resolved, made = resolve_task(given)
-        assert resolved.budget == made.budget == Budget(n_epochs=n_epochs)
+        assert resolved.config.budget == made.budget == Budget(n_epochs=n_epochs)
+        assert resolve_task(source_config(override(config, changes)))[1].budget == made.budget
+
+
+def test_a_task_may_be_an_object(tmp_path: Path) -> None:
+    task = replace(make_task("spirals"), name="mine", budget=Budget(n_epochs=3))
+    config = override(tiny_config(), {"n_steps": 2, "rounds": 2, "budget": TASKS_BUDGET})
+    stop = StopRequest()
+    watcher = Seen(lambda record: stop.ask("enough") if record.table == "steps" else None)
+    with pytest.raises(RunInterrupted):
+        train(config, task=task, run_dir=tmp_path / "run", watchers=[watcher], stop=stop)
+    with pytest.raises(TaskError, match="'mine' was given as an object"):
+        resume(tmp_path / "run")
+    run = resume(tmp_path / "run", task=task)
+    assert (run.state, run.config.budget.n_epochs) == ("done", 3)
+    assert "n_epochs = 3  # task task object mine" in run.folder.config_file.read_text()
+    with pytest.raises(ConfigError, match="is an object, which workers cannot make"):
+        train(config, task=task, workers=1)
+    assert compare([run, "no-growth"], task=task, n_hosts=2).task == "mine"
+
+
+def test_a_task_that_is_taken_for_a_file_is_pointed_out() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no configuration file 'leak'\. A task is named by task="
+    ):
+        train("leak")
 
 
 def test_a_new_run_makes_its_task_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def counted(name: str, **options: object) -> Task:
+    def counted(name: str, options: dict[str, object]) -> Task:
         made.append(name)
         return make_task(name, **options)
 
-    monkeypatch.setattr("esper.training.setup.make_task", counted)
+    monkeypatch.setattr("esper.training.setup.create_task", counted)
     train(override(tiny_config(), {**SHORT, "rounds": 1}), run_dir=tmp_path / "run")
     assert made == ["spirals"]

@@ -32,8 +32,6 @@ from tests.training.tiny import liveliness, tiny_config
 
 @pytest.fixture
 def short_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lessons, "N_BLOCKS", 1)
-    monkeypatch.setattr(lessons, "BLOCK", 6)
     monkeypatch.setattr(lessons, "N_PASSES", 30)
 
 
@@ -42,13 +40,10 @@ def prior() -> tuple[Task, SlotPolicy, list[HostLesson]]:
     """Return four hosts of the prior, grown by every schedule, and a policy for them."""
     task = make_task("prior")
     task = replace(task, budget=replace(task.budget, n_epochs=9))
-    config = tiny_config(seed=3)
+    config = tiny_config(seed=3, lesson_hosts=4)
     slot_config = GrowthVectorEnv(task, 1, autoreset=False).slot_config
     policy = make_policy(config, slot_config)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lessons, "N_BLOCKS", 1)
-        patch.setattr(lessons, "BLOCK", 4)
-        return task, policy, grow_hosts(config, task, policy.spec)
+    return task, policy, grow_hosts(config, task, policy.spec)
 
 
 def test_a_path_is_worth_what_taking_it_returns(
@@ -118,7 +113,7 @@ def test_paths_are_as_likely_as_the_policy_draws_them(
 
 @pytest.mark.usefixtures("short_lessons")
 def test_lessons_teach_and_are_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_config(budget__flop_price=0.3)
+    config = tiny_config(budget__flop_price=0.3, lesson_hosts=6)
     task = make_run_task(config)
     slot_config = GrowthVectorEnv(task, 1).slot_config
 
@@ -133,9 +128,17 @@ def test_lessons_teach_and_are_the_same_again(monkeypatch: pytest.MonkeyPatch) -
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
+def test_as_many_hosts_teach_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons, "BLOCK", 2)
+    config = tiny_config(lesson_hosts=3)
+    task = make_run_task(config)
+    policy = make_policy(config, GrowthVectorEnv(task, 1).slot_config)
+    assert len(grow_hosts(config, task, policy.spec)) == 3
+
+
 @pytest.mark.usefixtures("short_lessons")
 def test_a_taught_run_begins_with_what_was_taught(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_config(first_policy="taught", rounds=1)
+    config = tiny_config(first_policy="taught", lesson_hosts=6, rounds=1)
     trainer, _, _ = make_trainer(config)
     with liveliness():
         policy = make_agent(config, trainer.parts.slot_config).policy

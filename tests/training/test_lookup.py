@@ -49,7 +49,7 @@ def test_a_controller_is_found_by_name_by_folder_and_by_object(
         found = find_controller(named, envs)
         assert isinstance(found, LearnedController)
         version = ".".join(__version__.split(".")[:2])
-        assert found.name == (f"shipped (kept, {version})" if named == "shipped" else "kept")
+        assert found.name == (f"learned (kept, {version})" if named == "shipped" else "kept")
     for named in (done_run, done_run.path, str(done_run.path)):
         found = find_controller(named, envs)
         assert isinstance(found, LearnedController)
@@ -57,7 +57,7 @@ def test_a_controller_is_found_by_name_by_folder_and_by_object(
 
 
 def test_an_unknown_name_is_rejected_with_a_suggestion() -> None:
-    with pytest.raises(RunError, match=r"shipped, no-growth, .*'heuristic'"):
+    with pytest.raises(RunError, match=r"shipped, learned, no-growth, .*'heuristic'"):
         find_saved("heuristc")
 
 

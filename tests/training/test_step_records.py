@@ -1,6 +1,7 @@
 """Step records hold the decisions of the policy and the interventions of the governor."""
 
 import dataclasses
+import itertools
 import json
 import math
 from typing import Any
@@ -27,8 +28,8 @@ from esper.telemetry.records import (
     StepRecord,
 )
 from esper.telemetry.schema import unpack_probabilities
-from esper.training import expectations, setup
-from esper.training.step_records import seed_events
+from esper.training import expectations, setup, step_records
+from esper.training.step_records import log_probability, seed_events
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
 
@@ -154,12 +155,12 @@ def test_the_run_record_has_the_heads_read_by_ops_and_the_hosts_layers() -> None
 
 
 def test_rolled_back_hosts_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverging(name: str, **options: Any) -> Task:
+    def diverging(name: str, options: dict[str, Any]) -> Task:
         task = make_task(name, **options)
         wild = dataclasses.replace(task.training, optimizer="sgd", learning_rate=1e6)
         return dataclasses.replace(task, training=wild)
 
-    monkeypatch.setattr(setup, "make_task", diverging)
+    monkeypatch.setattr(setup, "create_task", diverging)
     steps, seen = Steps(monkeypatch), Seen()
     trainer, _, _ = make_trainer(CONFIG, seen)
     trainer.run()
@@ -189,7 +190,7 @@ def test_episodes_record_what_was_drawn_and_the_baseline_that_rewards_are_relati
     monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     task = make_task("prior", kind="rings", n_epochs=3)
-    monkeypatch.setattr(setup, "make_task", lambda *_, **__: task)
+    monkeypatch.setattr(setup, "create_task", lambda *_, **__: task)
     monkeypatch.setattr(expectations, "N_HOSTS", 2)
     config = tiny_config(
         task="prior",
@@ -266,3 +267,18 @@ def test_a_watcher_of_steps_gets_their_numbers_instead_of_step_records() -> None
     trainer.run()
     assert counter.steps == list(range(1, 9))
     assert counter.records == [r for r in seen.records if not isinstance(r, StepRecord)]
+
+
+def test_the_log_probability_of_an_action_does_not_depend_on_the_order_of_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shares = (0.9031, 0.1277, 0.0079, 0.3713, 0.6191, 0.2047)
+    found = set[float]()
+    for order in itertools.permutations(("op", "slot", "blueprint", "style", "tempo")):
+        monkeypatch.setattr(step_records, "HEADS_READ_BY", {Op.GERMINATE: order})
+        probabilities = {head: [share] for head, share in zip(sorted(order), shares, strict=False)}
+        choices = dict.fromkeys(order, 0) | {"op": int(Op.GERMINATE)}
+        probabilities["op"] = [None] * int(Op.GERMINATE) + probabilities["op"]
+        found.add(log_probability(probabilities, choices))
+    assert len(found) == 1
+    assert found.pop() == pytest.approx(math.log(math.prod(shares[:5])))

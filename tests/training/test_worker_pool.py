@@ -167,6 +167,27 @@ def test_a_worker_that_hangs_is_killed_and_its_job_repeated(
     assert pool.status().restarted == before + 1
 
 
+def stop_after(_: OnShare, seconds: float, file: Path) -> str:
+    """Work for a while without a word; the first worker then stops."""
+    time.sleep(seconds)
+    return stop_once(_, file)
+
+
+@pytest.mark.slow
+def test_workers_that_are_all_stopped_in_their_first_job_are_replaced(
+    pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.run(jobs_of(2))
+    before = pool.status().restarted
+    monkeypatch.setattr(worker_pool, "HANG_SECONDS", 10.0)  # longer than a worker takes to start
+    jobs = [Job(f"shard {k}", stop_after, (11.0, tmp_path / f"{k}")) for k in range(2)]
+    with pytest.warns(WorkerWarning) as caught:
+        assert pool.run(jobs) == ["done"] * 2
+    starts = {str(each.message).partition(" after making no progress")[0] for each in caught}
+    assert starts == {"shard 0 is repeated", "shard 1 is repeated"}
+    assert pool.status().restarted >= before + 2
+
+
 def test_a_job_that_makes_progress_does_not_hang(
     pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

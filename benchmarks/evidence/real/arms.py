@@ -1,4 +1,4 @@
-"""Training one arm on one problem: a fixed width, or a model that Esper grows.
+"""Training one arm on one problem: a fixed width, or a model whose size Esper finds.
 
 Every arm has the same splits, batches, optimizer and epochs, starts from the same seed, keeps its
 best epoch on validation, and is tested once. FLOPs are those of training and of validation.
@@ -20,6 +20,7 @@ from sets import RealSet, Splits, split
 from torch import Tensor, nn
 
 import esper
+from esper.growing.racing import RACE
 from esper.growth.footprint import count_flops, training_step_flops
 from esper.growth.modules import count_parameters
 from esper.modes import evaluation_mode
@@ -27,8 +28,6 @@ from esper.training.lookup import find_saved
 
 WIDTHS = (1, 2, 4, 8)
 """Width multiples that the search trains; the first is plain training of the given model."""
-SCRATCH_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Width multiples among which the one nearest to a grown model's size is trained from scratch."""
 EVALUATION_BATCH = 1_000
 
 
@@ -45,7 +44,7 @@ class Outcome:
     seconds: float
     """CPU time."""
     details: dict[str, Any]
-    """What the growth did; empty for fixed widths."""
+    """Of fixed widths the outcome of half the epochs, of others what was chosen and how."""
 
     def as_row(self) -> dict[str, Any]:
         """Return it for the results file."""
@@ -82,6 +81,7 @@ def train_width(problem: Problem, data: RealSet, seed: int, multiple: int) -> Ou
     batches = EpochBatches(splits.train, problem.batch_size, seed)
     best, best_epoch = evaluate(problem, model, splits.validation), 0
     kept = copy.deepcopy(model.state_dict())
+    half: dict[str, Any] = {}
     for epoch in range(1, problem.epochs + 1):
         model.train()
         for inputs, targets in batches:
@@ -91,6 +91,10 @@ def train_width(problem: Problem, data: RealSet, seed: int, multiple: int) -> Ou
         found = evaluate(problem, model, splits.validation)
         if found < best if problem.is_loss else found > best:
             best, best_epoch, kept = found, epoch, copy.deepcopy(model.state_dict())
+        if epoch == problem.epochs // 2:
+            seconds = time.process_time() - start
+            half = {"half": _test(problem, model, kept, splits), "half_seconds": seconds}
+            start = time.process_time() - seconds
     model.load_state_dict(kept)
     training, validation = plain_flops(problem, model, splits)
     return Outcome(
@@ -100,12 +104,19 @@ def train_width(problem: Problem, data: RealSet, seed: int, multiple: int) -> Ou
         flops=problem.epochs * training + (problem.epochs + 1) * validation,
         parameters=count_parameters(model),
         seconds=time.process_time() - start,
-        details={},
+        details=half,
     )
 
 
+def _test(problem: Problem, model: nn.Module, kept: dict[str, Tensor], splits: Splits) -> float:
+    """Return the test score of a state of a model."""
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(kept)
+    return evaluate(problem, twin, splits.test)
+
+
 def grow_model(problem: Problem, data: RealSet, seed: int, controller: str) -> Outcome:
-    """Grow the given model with Esper, at price 0."""
+    """Let `esper.grow` find the size of the given model; what steers it has the default price."""
     start = time.process_time()
     splits = split(data, seed, max_training=problem.max_training)
     model = make_model(problem, data, seed, 1)
@@ -115,7 +126,6 @@ def grow_model(problem: Problem, data: RealSet, seed: int, controller: str) -> O
         EpochBatches(splits.train, problem.batch_size, seed),
         validation,
         epochs=problem.epochs,
-        price=0.0,
         controller=controller,
         metric=problem.metric,
         optimizer=lambda parameters: make_optimizer(problem, parameters),
@@ -141,7 +151,7 @@ def grow_model(problem: Problem, data: RealSet, seed: int, controller: str) -> O
             "epochs": found.n_epochs,
             "stopped": found.stopped,
             "problems": list(found.problems),
-            "scratch": nearest_width(problem, data, found.parameters_after),
+            "sizes": [[size.factor, size.n_epochs, size.lost] for size in found.sizes],
         },
     )
 
@@ -186,19 +196,13 @@ def plain_flops(problem: Problem, model: nn.Module, splits: Splits) -> tuple[flo
     return step * sizes[0], forward * sizes[1]
 
 
-def nearest_width(problem: Problem, data: RealSet, n_parameters: int) -> int:
-    """Return the width multiple whose model is nearest in size."""
-    sizes = {each: count_parameters(problem.make(data, each)) for each in SCRATCH_WIDTHS}
-    return min(sizes, key=lambda each: abs(sizes[each] - n_parameters))
-
-
 def identify_controller(controller: str) -> str:
     """Return a controller's name, with a checksum of its weights if it is a learned one.
 
     Raises:
         EsperError: If there is no such controller.
     """
-    saved = find_saved(controller)
+    saved = None if controller == RACE else find_saved(controller)
     if saved is None:
         return controller
     total = hashlib.sha256(repr((saved.growth, saved.deterministic)).encode())

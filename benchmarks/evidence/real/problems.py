@@ -60,6 +60,64 @@ def cnn(n_outputs: int, *, channels: int = 4) -> nn.Module:
     )
 
 
+class ResNetBlock(nn.Module):
+    """A residual block of two convolutions with batch norms."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[B, C, H, W]``."""
+        return functional.relu(x + self.branch(x))
+
+
+class ResNet(nn.Module):
+    """Classifies images ``[B, 1, 14, 14]`` with a residual stream at half their resolution."""
+
+    def __init__(self, n_classes: int, *, channels: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, channels, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+        )
+        self.blocks = nn.Sequential(ResNetBlock(channels), ResNetBlock(channels))
+        self.head = nn.Linear(channels, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class StreamMLP(nn.Module):
+    """A residual MLP without norms."""
+
+    def __init__(self, n_inputs: int, n_classes: int, *, width: int = 1) -> None:
+        super().__init__()
+        self.stem = nn.Linear(n_inputs, 16 * width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(16 * width, 8 * width), nn.ReLU(), nn.Linear(8 * width, 16 * width)
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(16 * width, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
 class UNet(nn.Module):
     """Denoises images ``[B, 1, 14, 14]`` at two resolutions."""
 
@@ -138,12 +196,13 @@ class GPT(nn.Module):
 class WordClassifier(nn.Module):
     """Reads a word with a GRU and classifies it with an MLP."""
 
-    def __init__(self, n_classes: int, *, hidden: int = 8) -> None:
+    def __init__(self, n_classes: int, *, width: int = 1) -> None:
         super().__init__()
-        self.letters = nn.Embedding(27, 16, padding_idx=0)
-        self.gru = nn.GRU(16, 24, batch_first=True)
+        hidden = 8 * width
+        self.letters = nn.Embedding(27, 16 * width, padding_idx=0)
+        self.gru = nn.GRU(16 * width, 24 * width, batch_first=True)
         self.head = nn.Sequential(
-            nn.Linear(24, hidden),
+            nn.Linear(24 * width, hidden),
             nn.ReLU(),
             nn.Linear(hidden, hidden),
             nn.ReLU(),
@@ -177,9 +236,9 @@ class BaseScanner(nn.Module):
 
     def __init__(self, n_classes: int, *, channels: int = 4) -> None:
         super().__init__()
-        self.bases = nn.Embedding(4, 8)
+        self.bases = nn.Embedding(4, 2 * channels)
         self.scan = nn.Sequential(
-            nn.Conv1d(8, channels, 5, padding=2),
+            nn.Conv1d(2 * channels, channels, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool1d(2),
             nn.Conv1d(channels, channels, 5, padding=2),
@@ -240,23 +299,23 @@ def _tabular(name: str, **settings: object) -> Problem:
     return Problem(name=name, data=name, title="MLP, 2 hidden layers of 8", make=make, **settings)
 
 
-SMALL = {"batch_size": 32, "epochs": 40, "repeats": 5}
+SMALL = {"batch_size": 32, "epochs": 40, "repeats": 2}
 """Settings of sets of fewer than a thousand samples."""
 PROBLEMS = {
     problem.name: problem
     for problem in (
         _tabular("letter"),
-        _tabular("satellite", repeats=3),
+        _tabular("satellite"),
         _tabular("shuttle"),
-        _tabular("spam", repeats=3),
+        _tabular("spam"),
         _tabular("income", learning_rate=1e-3),
-        _tabular("dna", learning_rate=1e-3, repeats=3),
+        _tabular("dna", learning_rate=1e-3),
         _tabular("vowel", **SMALL),
         _tabular("vehicle", **SMALL),
         _tabular("soybean", **SMALL),
         _tabular("breast-cancer", learning_rate=1e-3, **SMALL),
         _tabular("pima", learning_rate=1e-3, **SMALL),
-        _tabular("diamonds", metric="mse", repeats=5),
+        _tabular("diamonds", metric="mse"),
         _tabular("diabetes", metric="mse", **SMALL),
         _tabular("ozone", metric="mse", **SMALL),
         Problem(
@@ -264,7 +323,8 @@ PROBLEMS = {
             data="fashion",
             title="CNN, 2 convolutions of 4 channels",
             make=lambda data, multiple: cnn(data.n_classes, channels=4 * multiple),
-            epochs=20,
+            epochs=15,
+            max_training=2_500,
         ),
         Problem(
             name="fashion-residual",
@@ -279,8 +339,8 @@ PROBLEMS = {
             title="U-Net, 4 channels",
             make=lambda _, multiple: UNet(4 * multiple),
             metric="mse",
-            epochs=20,
-            max_training=1_500,
+            epochs=15,
+            max_training=1_000,
         ),
         Problem(
             name="python-gpt",
@@ -288,28 +348,74 @@ PROBLEMS = {
             title="GPT, width 32, 2 blocks with MLPs of 16",
             make=lambda data, multiple: GPT(data.n_classes, hidden=16 * multiple),
             metric="loss",
-            epochs=20,
-            max_training=2_500,
+            epochs=12,
+            max_training=1_000,
         ),
         Problem(
             name="words-gru",
             data="words",
-            title="GRU of 24 with an MLP head of 8",
-            make=lambda data, multiple: WordClassifier(data.n_classes, hidden=8 * multiple),
+            title="GRU of 24 on letters of 16, with an MLP head of 8",
+            make=lambda data, multiple: WordClassifier(data.n_classes, width=multiple),
+            epochs=15,
+            max_training=2_500,
         ),
         Problem(
             name="dna-encoder",
             data="dna-bases",
             title="nn.TransformerEncoder, 2 layers of width 16 with MLPs of 8",
             make=lambda data, multiple: SequenceEncoder(4, 60, data.n_classes, hidden=8 * multiple),
-            epochs=25,
+            epochs=12,
+            max_training=1_500,
         ),
         Problem(
             name="dna-conv1d",
             data="dna-bases",
             title="Conv1d, 2 convolutions of 4 channels",
             make=lambda data, multiple: BaseScanner(data.n_classes, channels=4 * multiple),
-            repeats=3,
+            epochs=15,
+            max_training=1_500,
+        ),
+        Problem(
+            name="fashion-resnet",
+            data="fashion",
+            title="ResNet, a stream of 4 channels with 2 blocks",
+            make=lambda data, multiple: ResNet(data.n_classes, channels=4 * multiple),
+            epochs=12,
+            max_training=1_500,
+        ),
+        Problem(
+            name="letter-stream",
+            data="letter",
+            title="residual MLP without norms, a stream of 16 with 2 blocks of 8",
+            make=lambda data, multiple: StreamMLP(16, data.n_classes, width=multiple),
+            epochs=20,
+            max_training=3_000,
+        ),
+        Problem(
+            name="satellite-stream",
+            data="satellite",
+            title="residual MLP without norms, a stream of 16 with 2 blocks of 8",
+            make=lambda data, multiple: StreamMLP(36, data.n_classes, width=multiple),
+            epochs=20,
+            max_training=3_000,
+        ),
+        Problem(
+            name="letter-wide",
+            data="letter",
+            title="MLP, 2 hidden layers of 300",
+            make=lambda data, multiple: mlp(16, data.n_classes, hidden=300 * multiple),
+            epochs=12,
+            max_training=1_500,
+            learning_rate=1e-3,
+        ),
+        Problem(
+            name="python-gpt-wide",
+            data="python",
+            title="GPT, width 64, 2 blocks with MLPs of 256",
+            make=lambda data, multiple: GPT(data.n_classes, hidden=256 * multiple, width=64),
+            metric="loss",
+            epochs=8,
+            max_training=600,
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""What the runs on real data show: a table, the claims with their intervals, and a figure.
+"""What the runs on real data show: score, seconds and parameters of every arm, and the aims.
 
 Gains are in points: of accuracy, or percent of the given model's test loss. Shapes: P problems,
 n seeds of a problem, K quantities, B resamples.
@@ -7,8 +7,7 @@ n seeds of a problem, K quantities, B resamples.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,89 +16,119 @@ import numpy as np
 from arms import WIDTHS
 from problems import Problem
 
-from esper.formatting import listed, many
+from esper.formatting import many
 from esper.statistics import ENDS, Interval, expansion
 
 N_RESAMPLES = 10_000
-TOLERATED_POINTS = 0.5
-"""Loss of accuracy against plain training that still counts as not worse."""
-TOLERATED_PERCENT = 1.0
-"""The same for losses."""
-SHARE_OF_GAIN, SHARE_OF_FLOPS = 0.90, 0.45
-"""How much of the search's gain growth has to reach, and what it may cost of the search's FLOPs."""
+TOLERANCE = 0.01
+"""How far the smaller of two sizes may be behind, as `esper.grow` takes it by default."""
+LARGE = 100_000
+"""Parameters of a large model."""
 EXPLANATION = """\
-Given: the model trained plainly for as many epochs. Search: the best of 1, 2, 4 and 8 times the
-width by validation, each trained for as many epochs; its FLOPs are the sum. Same size: a fixed
-width of about the grown model's parameters, from scratch. Every arm keeps its best epoch on
-validation and is tested once, on the same split. Scores are means over seeds, accuracy in percent.
-Gains are in points of accuracy, or in percent of the given model's loss, with their standard error
-over seeds. FLOPs include validation. Intervals resample data sets, with all their models, and
-seeds. Widths multiply what can be widened: a GRU cannot be, so only the width of its head is.\
+Every arm keeps its best epoch on validation and is tested once, on the same split, with the same
+batches, optimizer and epochs. Seconds are CPU seconds of one thread, relative to those of the given
+model on the same problem; parameters are relative to the given model's. Means over problems count
+every problem alike: of gains and seconds they are arithmetic (geometric means of seconds in
+brackets), of parameters geometric. Search: the best of the four widths by validation; its seconds
+are their sum. Two sizes: x1 if its validation is within 1 point, or 1% of the loss, of that of x4,
+else x4. Half the epochs: the given model's best of the first half. A width suffices if its mean
+test is within 1 point, or 1% of the loss, of that of the best width. Intervals resample data sets
+with all their problems, and seeds.\
 """
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Arm:
+    """The outcomes of one arm on one problem, ``[n]`` each."""
+
+    test: np.ndarray
+    seconds: np.ndarray
+    parameters: np.ndarray
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """Plain training, growth and the search on one problem, seed by seed."""
+    """All arms on one problem, for the seeds of which all are done."""
 
     problem: Problem
-    plain: list[Row]
-    grown: list[Row]
-    scratch: list[Row]
-    """A fixed width of about the grown model's size."""
-    search: list[Row]
-    """Of each seed, the width with the best validation."""
-    search_flops: list[float]
+    arms: dict[str, Arm]
 
-    def gains(self, rows: Sequence[Row]) -> np.ndarray:
-        """Return the gains over plain training ``[n]``, in points."""
-        plain = np.array([row["test"] for row in self.plain])
-        other = np.array([row["test"] for row in rows])
+    @property
+    def n_seeds(self) -> int:
+        """The number of seeds."""
+        return len(self.arms["x1"].test)
+
+    def gain(self, arm: str, over: str = "x1") -> np.ndarray:
+        """Return the gain of an arm over another one, ``[n]``, in points."""
+        own, other = self.arms[arm].test, self.arms[over].test
         if self.problem.is_loss:
-            return 100.0 * (plain - other) / plain.mean()
-        return 100.0 * (other - plain)
+            return 100.0 * (other - own) / self.arms["x1"].test.mean()
+        return 100.0 * (own - other)
+
+    def times(self, arm: str, over: str = "x1") -> float:
+        """Return the seconds of an arm relative to those of another one."""
+        return float(self.arms[arm].seconds.mean() / self.arms[over].seconds.mean())
+
+    def size(self, arm: str, over: str = "x1") -> float:
+        """Return the parameters of an arm relative to those of another one."""
+        ratios = self.arms[arm].parameters / self.arms[over].parameters
+        return float(np.exp(np.log(ratios).mean()))
 
     @property
-    def flops_share(self) -> np.ndarray:
-        """FLOPs of growth relative to those of the search, ``[n]``."""
-        return np.array([row["flops"] for row in self.grown]) / np.array(self.search_flops)
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean gain over seeds; NaN for a single one."""
-        gains = self.gains(self.grown)
-        return float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else math.nan
-
-    @property
-    def margin(self) -> float:
-        """The mean gain, plus what may be lost; below zero it is worse than plain training."""
-        tolerated = TOLERATED_PERCENT if self.problem.is_loss else TOLERATED_POINTS
-        return float(self.gains(self.grown).mean()) + tolerated
-
-    def quantities(self) -> np.ndarray:
-        """Return gain, gain of the search, gain of the same size and share of FLOPs, ``[n, K]``."""
-        gains = [self.gains(rows) for rows in (self.grown, self.search, self.scratch)]
-        return np.stack([*gains, self.flops_share], axis=1)
+    def sufficient(self) -> str:
+        """The smallest width whose mean test is within a point of the best width's."""
+        gains = {f"x{width}": float(self.gain(f"x{width}").mean()) for width in WIDTHS}
+        return next(arm for arm, gain in gains.items() if max(gains.values()) - gain <= 1.0)
 
 
-def compare(rows: Sequence[Row], problem: Problem, arm: str) -> Comparison | None:
+def compare(rows: Sequence[Row], problem: Problem, arms: Sequence[str]) -> Comparison | None:
     """Return the comparison of the seeds for which all arms are done; None if there are none."""
-    found: dict[int, dict[str, Row]] = {}
+    by_seed: dict[int, dict[str, Row]] = {}
     for row in rows:
         if row["problem"] == problem.name and "error" not in row:
-            found.setdefault(row["seed"], {})[row["arm"]] = row
-    kept: list[tuple[Row, Row, Row, Row, float]] = []
-    for _, arms in sorted(found.items()):
-        widths = [arms.get(f"x{width}") for width in WIDTHS]
-        grown = arms.get(arm)
-        scratch = grown and arms.get(f"x{grown['details']['scratch']}")
-        if grown and scratch and all(widths):
-            best = (min if problem.is_loss else max)(widths, key=lambda row: row["validation"])
-            total = sum(row["flops"] for row in widths)
-            kept.append((widths[0], grown, scratch, best, total))
-    return Comparison(problem, *map(list, zip(*kept, strict=True))) if kept else None
+            by_seed.setdefault(row["seed"], {})[row["arm"]] = row
+    names = [*(f"x{width}" for width in WIDTHS), *arms]
+    whole = [own for _, own in sorted(by_seed.items()) if all(name in own for name in names)]
+    if not whole:
+        return None
+    found = {name: _arm([own[name] for own in whole]) for name in names}
+    widths = [[own[f"x{width}"] for width in WIDTHS] for own in whole]
+    found["search"] = _chosen(widths, [_best(each, problem) for each in widths])
+    pairs = [[own["x1"], own["x4"]] for own in whole]
+    found["two sizes"] = _chosen(pairs, [_smaller(*pair, problem) for pair in pairs])
+    half = [own["x1"]["details"] for own in whole]
+    found["half the epochs"] = Arm(
+        np.array([each["half"] for each in half]),
+        np.array([each["half_seconds"] for each in half]),
+        found["x1"].parameters,
+    )
+    return Comparison(problem, found)
+
+
+def _arm(rows: Sequence[Row]) -> Arm:
+    columns = (np.array([row[name] for row in rows]) for name in ("test", "seconds", "parameters"))
+    return Arm(*columns)
+
+
+def _chosen(trained: Sequence[Sequence[Row]], chosen: Sequence[Row]) -> Arm:
+    """Return the arm that trains several models for each seed and takes one."""
+    seconds = np.array([sum(row["seconds"] for row in rows) for rows in trained])
+    own = _arm(chosen)
+    return Arm(own.test, seconds, own.parameters)
+
+
+def _best(rows: Sequence[Row], problem: Problem) -> Row:
+    return (min if problem.is_loss else max)(rows, key=lambda row: row["validation"])
+
+
+def _smaller(small: Row, large: Row, problem: Problem) -> Row:
+    """Return the smaller of two models unless its validation is worse by more than a point."""
+    lead = large["validation"] - small["validation"]
+    if problem.is_loss:
+        lead = -lead / min(large["validation"], small["validation"])
+    return large if lead > TOLERANCE else small
 
 
 def resample(tables: Sequence[np.ndarray], groups: Sequence[str], seed: int = 0) -> np.ndarray:
@@ -133,255 +162,275 @@ def interval(value: float, resampled: np.ndarray, n_groups: int) -> Interval:
     )
 
 
-def make_table(rows: Sequence[Row], problems: Sequence[Problem], arm: str) -> str:
-    """Return a table of all problems in Markdown; a dash where runs are missing."""
+def mean_over(
+    found: Sequence[Comparison], values: Callable[[Comparison], np.ndarray], *, is_log: bool = False
+) -> Interval:
+    """Return the mean over problems of values of each seed, or their geometric mean."""
+    tables = [(np.log(values(each)) if is_log else values(each))[:, None] for each in found]
+    groups = [each.problem.source for each in found]
+    mean = float(np.mean([table.mean() for table in tables]))
+    own = interval(mean, resample(tables, groups)[:, 0], len(set(groups)))
+    if not is_log:
+        return own
+    return Interval(*(float(np.exp(end)) for end in (own.mean, own.low, own.high)), own.n)
+
+
+def make_table(
+    found: Sequence[Comparison], arm: str, others: Mapping[str, Sequence[Comparison]]
+) -> str:
+    """Return the mean of every arm in Markdown: gain, seconds and parameters.
+
+    Others are compared with all arms on the problems and seeds for which they are done.
+    """
     lines = [
-        "| problem | model | score | given | grown | search | same size | gain | search's gain "
-        "| FLOPs / given | FLOPs / search | parameters | seeds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| arm | gain over the given model | minus four times | seconds | parameters |",
+        "|---|---:|---:|---:|---:|",
     ]
-    for problem in problems:
-        found = compare(rows, problem, arm)
-        about = f"| {problem.name} | {problem.title} | {problem.metric} |"
-        if found is None:
-            lines.append(f"{about}{' - |' * 10}")
-            continue
-        tests = (
-            _mean(each, "test") for each in (found.plain, found.grown, found.search, found.scratch)
-        )
-        scores = (f"{each:.4f}" if problem.is_loss else f"{100 * each:.1f}" for each in tests)
-        gain, search = found.gains(found.grown), found.gains(found.search)
-        cells = (
-            *scores,
-            f"{gain.mean():+.2f} ± {found.error:.2f}",
-            f"{search.mean():+.2f}",
-            f"{_mean(found.grown, 'flops') / _mean(found.plain, 'flops'):.2f}",
-            f"{100 * found.flops_share.mean():.0f}%",
-            f"{_mean(found.plain, 'parameters'):,.0f} to {_mean(found.grown, 'parameters'):,.0f}",
-            str(len(gain)),
-        )
-        lines.append(f"{about} {' | '.join(cells)} |")
+    names = ["x1", "half the epochs", "x2", "x4", "x8", "search", "two sizes", arm]
+    lines += [_table_row(found, name, TITLES.get(name, name)) for name in names]
+    for name, own in others.items():
+        seeds = many(max(each.n_seeds for each in own), "seed")
+        where = f"{many(len(own), 'problem')}, {seeds}"
+        lines += [_table_row(own, name, f"{name} ({where})")]
+        lines += [_table_row(own, arm, f"`esper.grow` on the same ({where})")]
     return "\n".join(lines)
 
 
-def _mean(rows: Sequence[Row], name: str) -> float:
-    return float(np.mean([row[name] for row in rows]))
+def _table_row(found: Sequence[Comparison], name: str, title: str) -> str:
+    gain = mean_over(found, lambda each: each.gain(name))
+    over = mean_over(found, lambda each: each.gain(name, "x4"))
+    seconds = [each.times(name) for each in found]
+    mean, root = float(np.mean(seconds)), float(np.exp(np.mean(np.log(seconds))))
+    size = float(np.exp(np.mean([np.log(each.size(name)) for each in found])))
+    return (
+        f"| {title} | {_points(gain)} | {_points(over)} | {mean:.2f}x ({root:.2f}x) | {size:.2f}x |"
+    )
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """What was measured over all problems."""
-
-    gain: Interval
-    """Of growth over plain training, in points."""
-    cost: Interval
-    """FLOPs of growth relative to those of the search."""
-    same_size: Interval
-    """Growth minus a fixed width of its size."""
-    search_gain: float
-    share: Interval | None
-    """Of the search's gain; None if it gains nothing."""
+TITLES = {
+    "x1": "the given model",
+    "half the epochs": "the given model, half the epochs",
+    "x2": "twice the width, from scratch",
+    "x4": "four times",
+    "x8": "eight times",
+    "search": "search over the four widths",
+    "two sizes": "two sizes, x1 and x4",
+    "race": "**`esper.grow`**",
+}
 
 
-def measure(found: Sequence[Comparison]) -> Intervals:
-    """Return the means over problems, with their intervals."""
-    groups = [each.problem.source for each in found]
-    n_groups = len(set(groups))
-    tables = [each.quantities() for each in found]
-    means = np.mean([table.mean(0) for table in tables], axis=0)
-    drawn = resample(tables, groups)
-    gain = interval(means[0], drawn[:, 0], n_groups)
-    cost = interval(means[3], drawn[:, 3], n_groups)
-    same = interval(means[0] - means[2], drawn[:, 0] - drawn[:, 2], n_groups)
-    share = None
-    if means[1] > 0.0:
-        # Where the search hardly gains in a resample, the share of its gain says nothing.
-        shares = drawn[:, 0] / np.maximum(drawn[:, 1], 1e-3)
-        share = interval(means[0] / means[1], shares, n_groups)
-    return Intervals(gain, cost, same, float(means[1]), share)
-
-
-def make_claims(found: Sequence[Comparison]) -> list[str]:
-    """Return what was and was not shown, a paragraph for each claim."""
-    over = measure(found)
-    is_not_worse, plain = _claim_plain(found, over.gain)
-    is_as_good, search = _claim_search(over.share, over.cost, over.search_gain)
-    both = _verdict(is_not_worse and is_as_good, over.gain)
-    same = _points(over.same_size)
-    return [
-        plain,
-        search,
-        f"Both on data that the controller never saw: {both}, with "
-        f"{many(len(found), 'problem')} on {many(over.gain.n, 'data set')}.",
-        f"Against a fixed width of about the grown size, trained from scratch: {same}.",
-        _describe_mean(found),
-        _describe_search(found),
-    ]
-
-
-def claim_rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Return the claims for the controller's card (see esper.evidence.model_card)."""
-    over, where = measure(found), f"{many(len(found), 'problem')} on real data"
-    is_not_worse = _claim_plain(found, over.gain)[0]
-    is_better = over.same_size.is_above_zero
-
-    def row(claim: str, against: str, values: Interval, verdict: str, unit: str) -> dict[str, Any]:
-        scale = 1.0 if unit == "points" else 100.0
-        ends = [scale * values.low, scale * values.high]
-        return {
-            "claim": f"{claim}, {where}",
-            "against": against,
-            "result": scale * values.mean,
-            "interval": ends,
-            "verdict": verdict,
-            "unit": unit,
-        }
-
+def make_aims(found: Sequence[Comparison], arm: str) -> str:
+    """Return what the default has to reach, and whether it does, as a table in Markdown."""
+    over = mean_over(found, lambda each: each.gain(arm, "x4"))
+    worse = [each for each in found if _is_worse(each.gain(arm, "x4"))]
+    gains = [float(np.mean([each.gain(name).mean() for each in found])) for name in (arm, "search")]
+    cost = sum(each.times(arm) for each in found) / sum(each.times("search") for each in found)
+    two = mean_over(found, lambda each: each.gain(arm, "two sizes"))
+    faster = mean_over(found, _ratio("seconds", arm, "two sizes"), is_log=True)
+    smaller = mean_over(found, _ratio("parameters", arm, "two sizes"), is_log=True)
+    eight = mean_over(found, _ratio("seconds", arm, "x8"), is_log=True)
+    suffices = [each.size(arm) for each in found if each.sufficient == "x1"]
+    others = [each.size(arm, each.sufficient) for each in found if each.sufficient != "x1"]
+    large = [each for each in found if each.arms["x1"].parameters.mean() >= LARGE]
+    own = [float(np.mean(each.arms[arm].seconds / _own_seconds(each, arm))) for each in large]
+    names = ", ".join(f"{e.problem.name} ({e.gain(arm, 'x4').mean():+.1f})" for e in worse)
+    better = two.low >= -0.5 and (faster.high < 1.0 or smaller.high < 1.0)
     rows = [
-        row(
-            "never worse than plain training",
-            "the given model, same epochs",
-            over.gain,
-            "yes" if is_not_worse else "no",
-            "points",
-        )
+        ("score against four times the width", "above -0.5", _points(over), over.low > -0.5),
+        (
+            "problems worse than it beyond a point and their error",
+            "none",
+            names or "none",
+            not worse,
+        ),
+        (
+            "share of the search's gain",
+            "95%",
+            f"{gains[0] / gains[1]:.0%}",
+            gains[0] >= 0.95 * gains[1],
+        ),
+        ("seconds of the search's", "40%", f"{cost:.0%}", cost <= 0.4),
+        (
+            "against two sizes: score; seconds; parameters",
+            "not below; less of one",
+            f"{_points(two)}; {_times(faster)}; {_times(smaller)}",
+            better,
+        ),
+        (
+            "parameters where the given model suffices, median",
+            "1.5x",
+            _median(suffices),
+            _at_most(suffices, 1.5),
+        ),
+        (
+            "elsewhere, of the smallest sufficient width, median",
+            "2x",
+            _median(others),
+            _at_most(others, 2.0),
+        ),
+        (
+            "seconds of eight times the width, geometric mean",
+            "1x",
+            _times(eight),
+            eight.mean <= 1.0,
+        ),
+        (
+            "seconds of training its own final size, from 100k parameters, mean",
+            "1.2x",
+            f"{np.mean(own):.2f}x" if own else "no such model",
+            bool(own) and float(np.mean(own)) <= 1.2,
+        ),
     ]
-    search = "the best of four widths by validation"
-    if over.share is not None:
-        verdict = "yes" if over.share.low >= SHARE_OF_GAIN else "no"
-        rows.append(row("90% of a search's gain", search, over.share, verdict, "% of its gain"))
-    verdict = "yes" if over.cost.high <= SHARE_OF_FLOPS else "no"
-    rows.append(row("at most 45% of its FLOPs", search, over.cost, verdict, "% of its FLOPs"))
-    verdict = "yes" if is_better else "worse" if over.same_size.high < 0.0 else "no"
-    same = "a fixed width of the grown size, from scratch"
-    rows.append(row("better than the same size", same, over.same_size, verdict, "points"))
-    return rows
+    lines = ["| aim | reach | measured | reached |", "|---|---|---|---|"]
+    lines += [f"| {a} | {b} | {c} | {'yes' if d else '**no**'} |" for a, b, c, d in rows]
+    return "\n".join(lines)
 
 
-def _claim_plain(found: Sequence[Comparison], gain: Interval) -> tuple[bool, str]:
-    worse = sorted((each for each in found if each.margin < 0.0), key=lambda each: each.margin)
-    is_shown = gain.is_above_zero and not worse
-    names = ", ".join(
-        f"{each.problem.name} ({each.gains(each.grown).mean():+.2f} ± {each.error:.2f})"
-        for each in worse
-    )
-    return is_shown, (
-        f"Never worse than plain training: {_verdict(is_shown, gain)}. The mean gain is "
-        f"{_points(gain)}. Problems that lose more than {TOLERATED_POINTS} points or "
-        f"{TOLERATED_PERCENT:.0f}% of the loss: {names or 'none'}."
-    )
+def _ratio(what: str, arm: str, over: str) -> Callable[[Comparison], np.ndarray]:
+    return lambda each: getattr(each.arms[arm], what) / getattr(each.arms[over], what)
 
 
-def _claim_search(share: Interval | None, cost: Interval, gain: float) -> tuple[bool, str]:
-    start = "As good as a search at a fraction of its cost"
-    costs = (
-        f"It costs {_percent(cost)} of the search's FLOPs; the aim is at most "
-        f"{100 * SHARE_OF_FLOPS:.0f}%."
-    )
-    if share is None:
-        return False, f"{start}: not shown. The search itself gains {gain:+.2f} points. {costs}"
-    is_shown = share.mean >= SHARE_OF_GAIN and cost.mean <= SHARE_OF_FLOPS
-    is_sure = share.low >= SHARE_OF_GAIN and cost.high <= SHARE_OF_FLOPS
-    verdict = _verdict(is_shown, cost)
-    if verdict == "shown" and not is_sure:
-        verdict = "reached on average, but the intervals do not exclude the opposite"
-    return is_shown and is_sure, (
-        f"{start}: {verdict}. Growth reaches {_percent(share)} of the search's gain of "
-        f"{gain:+.2f} points; the aim is at least {100 * SHARE_OF_GAIN:.0f}%. {costs}"
-    )
+def _own_seconds(each: Comparison, arm: str) -> np.ndarray:
+    """Return the seconds of the width nearest in size to each model of an arm, ``[n]``."""
+    widths = [each.arms[f"x{width}"] for width in WIDTHS]
+    sizes = np.log(np.stack([width.parameters for width in widths]))
+    nearest = np.abs(sizes - np.log(each.arms[arm].parameters)).argmin(0)
+    return np.stack([width.seconds for width in widths])[nearest, np.arange(len(nearest))]
 
 
-def _describe_mean(found: Sequence[Comparison]) -> str:
-    """Say which problems the mean gain of the search comes from."""
-    gains = {each.problem.name: float(each.gains(each.search).mean()) for each in found}
-    largest = sorted(gains, key=lambda name: -gains[name])[:3]
-    share = sum(gains[name] for name in largest) / max(sum(gains.values()), 1e-9)
-    return (
-        "Means count every problem alike, and a percent of a loss as a point of accuracy. "
-        f"{share:.0%} of the search's gain comes from {listed(largest)}."
-    )
+def _is_worse(gains: np.ndarray) -> bool:
+    """Return whether a loss is above a point by more than its standard error."""
+    error = float(gains.std(ddof=1)) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
+    return float(gains.mean()) + error < -1.0
 
 
-def _describe_search(found: Sequence[Comparison]) -> str:
-    chosen = [row["arm"] for each in found for row in each.search]
-    largest = f"x{WIDTHS[-1]}"
-    share = chosen.count(largest) / len(chosen)
-    return (
-        f"The search chose its largest width, {largest}, in {share:.0%} of all runs; there, "
-        "a wider search might gain more."
-    )
+def _median(values: Sequence[float]) -> str:
+    return f"{np.median(values):.2f}x, {many(len(values), 'problem')}" if values else "no problem"
 
 
-def _verdict(is_shown: bool, over: Interval) -> str:
-    if not over.is_from_enough:
-        return f"not decided, with {many(over.n, 'data set')}"
-    return "shown" if is_shown else "not shown"
-
-
-def _percent(found: Interval) -> str:
-    return f"{100 * found.mean:.0f}% [{100 * found.low:.0f}, {100 * found.high:.0f}]"
+def _at_most(values: Sequence[float], limit: float) -> bool:
+    return bool(values) and float(np.median(values)) <= limit
 
 
 def _points(found: Interval) -> str:
-    return f"{found.mean:+.2f} points [{found.low:+.2f}, {found.high:+.2f}]"
+    return f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
 
 
-def make_report(rows: Sequence[Row], problems: Sequence[Problem], arm: str, folder: Path) -> str:
+def _times(found: Interval) -> str:
+    return f"{found.mean:.2f}x [{found.low:.2f}, {found.high:.2f}]"
+
+
+def make_problem_table(found: Sequence[Comparison], arms: Sequence[str]) -> str:
+    """Return the test score, seconds and parameters on each problem in Markdown."""
+    names = ["x1", "x2", "x4", "x8", "search", "two sizes", *arms]
+    lines = [
+        f"| problem | model | score | {' | '.join(names)} | CPU s x1, x8, {', '.join(arms)} "
+        f"| parameters x1, {', '.join(arms)} | seeds |",
+        f"|---|---|---|{'---:|' * len(names)}---|---|---:|",
+    ]
+    for each in found:
+        scale, digits = (1.0, 4) if each.problem.is_loss else (100.0, 1)
+        scores = [f"{scale * each.arms[name].test.mean():.{digits}f}" for name in names]
+        times = [f"{each.arms[name].seconds.mean():.1f}" for name in ("x1", "x8", *arms)]
+        sizes = [f"{each.arms[name].parameters.mean():,.0f}" for name in ("x1", *arms)]
+        lines.append(
+            f"| {each.problem.name} | {each.problem.title} | {each.problem.metric} | "
+            f"{' | '.join(scores)} | {', '.join(times)} | {', '.join(sizes)} | {each.n_seeds} |"
+        )
+    return "\n".join(lines)
+
+
+def claim_rows(found: Sequence[Comparison], arm: str) -> list[dict[str, Any]]:
+    """Return the claims for the controller's card (see esper.evidence.model_card)."""
+    where = f"{many(len(found), 'problem')} on real data"
+    rows: list[dict[str, Any]] = []
+    for title, over in (("the given model", "x1"), ("four times the width", "x4")):
+        own = mean_over(found, lambda each, over=over: each.gain(arm, over))
+        verdict = "yes" if own.is_above_zero else "worse" if own.is_below_zero else "no"
+        rows.append(
+            {
+                "claim": f"better than {title} from scratch, {where}",
+                "against": f"{title}, same epochs",
+                "result": own.mean,
+                "interval": [own.low, own.high],
+                "verdict": verdict,
+                "unit": "points",
+            }
+        )
+    return rows
+
+
+def make_report(
+    rows: Sequence[Row], problems: Sequence[Problem], arms: Sequence[str], folder: Path
+) -> str:
     """Write results.md, claims.json and gains.png, and return the text."""
-    found = [each for each in (compare(rows, problem, arm) for problem in problems) if each]
+    arm = arms[0]
+    found = _compare_all(rows, problems, [arm])
     if not found:
-        return f"No problem has all arms with {arm}."
+        return f"No problem has all widths and {arm}."
+    others = {name: _compare_all(rows, problems, [arm, name]) for name in arms[1:]}
+    others = {name: own for name, own in others.items() if own}
     missing = [each.name for each in problems if each.name not in {f.problem.name for f in found}]
-    failed = [row for row in rows if "error" in row and (row["arm"] == arm or row["arm"][0] == "x")]
+    seeds = sorted({each.n_seeds for each in found})
+    sets = {each.problem.source for each in found}
     parts = [
-        f"# Growth on real data that no controller saw: {arm}",
-        *make_claims(found),
-        make_table(rows, problems, arm),
+        "# The right size on real data",
+        f"{many(len(found), 'problem')} on {many(len(sets), 'data set')} that nothing was tuned "
+        f"on, with {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds each.",
+        make_table(found, arm, others),
+        "## What `esper.grow` is to reach, at its defaults",
+        make_aims(found, arm),
+        "## Each problem",
+        make_problem_table(found, [arm]),
         EXPLANATION,
     ]
     if missing:
         parts.append(f"Without results: {', '.join(missing)}.")
+    failed = [row for row in rows if "error" in row]
     parts += [f"Failed: {row['problem']}, seed {row['seed']}: {row['error']}" for row in failed]
     text = "\n\n".join(parts) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.md").write_text(text)
-    (folder / "claims.json").write_text(json.dumps(claim_rows(found), indent=1) + "\n")
-    draw(found, folder / "gains.png")
+    claims = [claim for name, own in others.items() for claim in claim_rows(own, name)]
+    (folder / "claims.json").write_text(json.dumps(claims, indent=1) + "\n")
+    draw(found, arm, folder / "gains.png")
     return text
 
 
-def draw(found: Sequence[Comparison], path: Path) -> None:
-    """Draw gains and FLOPs of growth and of the search, a row for each problem."""
+def _compare_all(
+    rows: Sequence[Row], problems: Sequence[Problem], arms: Sequence[str]
+) -> list[Comparison]:
+    return [each for each in (compare(rows, problem, arms) for problem in problems) if each]
+
+
+def draw(found: Sequence[Comparison], arm: str, path: Path) -> None:
+    """Draw gains and seconds of `esper.grow` and of fixed sizes, a row for each problem."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    ordered = sorted(found, key=lambda each: each.gains(each.search).mean())
+    ordered = sorted(found, key=lambda each: each.gain("search").mean())
     places = np.arange(len(ordered))
     figure, (left, right) = plt.subplots(
         1, 2, sharey=True, figsize=(9, 1.2 + 0.28 * len(ordered)), layout="constrained"
     )
-    plain = np.array([_mean(each.plain, "flops") for each in ordered])
     looks: dict[str, dict[str, Any]] = {
-        "grown": {"marker": "o", "color": "#1f77b4"},
-        "search": {"marker": "s", "facecolors": "none", "edgecolors": "#d95f02"},
+        arm: {"marker": "o", "color": "#1f77b4", "label": "esper.grow"},
+        "search": {"marker": "s", "facecolors": "none", "edgecolors": "#d95f02", "label": "search"},
+        "x4": {"marker": "x", "color": "#444444", "label": "four times the width"},
     }
-    for label, look in looks.items():
-        gains = [each.gains(getattr(each, label)).mean() for each in ordered]
-        left.scatter(gains, places, label=label, **look)
-    grown = np.array([_mean(each.grown, "flops") for each in ordered])
-    search = np.array([np.mean(each.search_flops) for each in ordered])
-    right.scatter(grown / plain, places, **looks["grown"])
-    right.scatter(search / plain, places, **looks["search"])
+    for name, look in looks.items():
+        left.scatter([each.gain(name).mean() for each in ordered], places, **look)
+        right.scatter([each.times(name) for each in ordered], places, **look)
     for axis, start in ((left, 0.0), (right, 1.0)):
-        axis.axvline(start, color="#444444", linewidth=1, label="given model, plain training")
+        axis.axvline(start, color="#444444", linewidth=1)
         axis.grid(alpha=0.3)
     right.set_xscale("log")
-    right.set_xticks([1, 3, 10, 30, 100], ["1", "3", "10", "30", "100"])
+    right.set_xticks([1, 3, 10, 30], ["1", "3", "10", "30"])
     left.set_yticks(places, [each.problem.name for each in ordered])
     left.set_xlabel("gain over plain training\n(points of accuracy, or percent of the loss)")
-    right.set_xlabel("FLOPs relative to plain training")
+    right.set_xlabel("CPU seconds relative to plain training")
     left.legend(loc="lower right", fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -1,7 +1,7 @@
 """Makes the evidence on real data: plain training, a search over widths, and growth.
 
 Run:  python benchmarks/evidence/real/download.py
-      python benchmarks/evidence/real/run.py --seeds 3 --controller shipped
+      python benchmarks/evidence/real/run.py --seeds 3
       python benchmarks/evidence/real/run.py --table      what there is so far, without training
 
 Every training run adds a line to runs.jsonl in the folder of results; what is done is not done
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ import torch
 from arms import WIDTHS, Outcome, grow_model, identify_controller, identify_setup, train_width
 from download import DATA
 from problems import PROBLEMS, Problem
-from report import make_report, make_table
+from report import make_report
 from sets import Library, RealSet
 
 from esper.errors import EsperError
 
 RESULTS = Path(__file__).parents[1] / "results" / "real"
+CONTROLLERS = ("race", "learned")
 Key = tuple[str, str, int, str]
 """A problem, its setup, a seed and an arm."""
 
@@ -70,29 +72,17 @@ def _key(row: dict[str, Any]) -> Key:
     return row["problem"], row["setup"], row["seed"], row["arm"]
 
 
-def grown_arm(controller: str) -> str:
-    """Return the name of the arm that a controller grows."""
-    return f"grown by {identify_controller(controller)}"
-
-
 def run_arms(
-    runs: Runs, problem: Problem, data: RealSet, seed: int, controller: str | None
+    runs: Runs, problem: Problem, data: RealSet, seed: int, controllers: Sequence[str]
 ) -> None:
-    """Train the arms of a problem and a seed that are missing; without controller, the widths."""
+    """Train the arms of a problem and a seed that are missing: all widths and controllers."""
     setup = identify_setup(problem, data)
-
-    def train(multiple: int) -> None:
-        key = (problem.name, setup, seed, f"x{multiple}")
-        runs.ensure(key, lambda: train_width(problem, data, seed, multiple))
-
-    for multiple in WIDTHS:
-        train(multiple)
-    if controller is None:
-        return
-    key = (problem.name, setup, seed, grown_arm(controller))
-    row = runs.ensure(key, lambda: grow_model(problem, data, seed, controller))
-    if "error" not in row:
-        train(row["details"]["scratch"])
+    for width in WIDTHS:
+        key = (problem.name, setup, seed, f"x{width}")
+        runs.ensure(key, partial(train_width, problem, data, seed, width))
+    for controller in controllers:
+        key = (problem.name, setup, seed, identify_controller(controller))
+        runs.ensure(key, partial(grow_model, problem, data, seed, controller))
 
 
 def plan(problems: list[Problem], n_seeds: int) -> Iterator[tuple[Problem, int]]:
@@ -107,32 +97,29 @@ def main() -> None:
     """Train what is missing, then report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, default=3, help="seeds; small sets get a multiple")
-    parser.add_argument("--controller", default="shipped", help="as in esper.grow")
+    parser.add_argument(
+        "--controller", action="append", metavar="NAME", help="as in esper.grow; race and learned"
+    )
     parser.add_argument("--only", action="append", choices=sorted(PROBLEMS), metavar="NAME")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--data", type=Path, default=DATA, metavar="FOLDER")
-    parser.add_argument("--static-only", action="store_true", help="train fixed widths only")
     parser.add_argument("--table", action="store_true", help="print the table; train nothing")
     options = parser.parse_args()
     if options.seeds < 1:
         parser.error(f"--seeds is {options.seeds}; it must be at least 1")
     torch.set_num_threads(1)
+    controllers = options.controller or CONTROLLERS
     try:
-        arm = grown_arm(options.controller)
+        arms = [identify_controller(controller) for controller in controllers]
     except EsperError as error:
         parser.error(f"--controller is {options.controller!r}: {error}")
     problems = [PROBLEMS[name] for name in options.only or PROBLEMS]
     runs, library = Runs(options.results), Library(options.data)
     if not options.table:
-        controller = None if options.static_only else options.controller
         for problem, seed in plan(problems, options.seeds):
-            run_arms(runs, problem, library.load(problem.data), seed, controller)
+            run_arms(runs, problem, library.load(problem.data), seed, controllers)
     setups = {each.name: identify_setup(each, library.load(each.data)) for each in problems}
-    rows = runs.rows(setups)
-    if options.table:
-        print(make_table(rows, problems, arm))
-    elif not options.static_only:
-        print(make_report(rows, problems, arm, options.results))
+    print(make_report(runs.rows(setups), problems, arms, options.results))
 
 
 if __name__ == "__main__":

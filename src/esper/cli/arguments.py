@@ -27,7 +27,7 @@ from esper.config.catalogue import TASKS
 from esper.config.checks import allowed_words, check, types_of
 from esper.config.run import RunConfig
 from esper.config.schema import NONE, is_table, key_text, settings_of, value_text, written_docs_of
-from esper.config.toml import parse_toml
+from esper.config.toml import SourcedConfig, parse_toml
 from esper.errors import EsperError, escape_controls, shown
 
 Options = TypeVar("Options")
@@ -153,8 +153,8 @@ def parse_with_settings(
     args: Sequence[str],
     *,
     command: str,
-    load: Callable[[Options], RunConfig],
-) -> tuple[Options, RunConfig, dict[str, Any]]:
+    load: Callable[[Options], SourcedConfig],
+) -> tuple[Options, SourcedConfig, dict[str, Any]]:
     """Return a command's options, the settings to start from, and the given ones by path.
 
     Args:
@@ -174,21 +174,17 @@ def parse_with_settings(
     options = kind(**{one.path: given.pop(one.path) for one in own if one.path in given})
     start = load(options)
     if wants_help:
-        _print_help(kind, [*own, *arguments_for(start)], command)
+        _print_help(kind, [*own, *arguments_for(start.config)], command)
     return options, start, given
 
 
 def require_task(name: str | None) -> None:
-    """Reject an unknown task before any work is announced; None is the default task.
-
-    Other packages' tasks come with PyTorch, which takes seconds to load; the built-in ones don't.
-    """
+    """Reject an unknown task before any work is announced; None is the default task."""
     if name is None or ":" in name or name in TASKS:
         return
-    from esper.tasks import make_task, task_names
+    from esper.tasks import make_task
 
-    if name not in task_names():
-        make_task(name)
+    make_task(name)
 
 
 def _read_flags(known: Sequence[Argument], args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

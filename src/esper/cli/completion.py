@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from esper.cli.arguments import Argument, Positional, arguments_for, arguments_of, parse
 from esper.cli.main import COMMANDS
-from esper.config.catalogue import CONTROLLERS, SHIPPED, TASKS
+from esper.config.catalogue import CONTROLLERS, LEARNED, TASKS
+from esper.config.glossary import GLOSSARY
 from esper.invocation import program
 from esper.storage.run_folder import runs_folder
 
@@ -90,8 +91,10 @@ def _names(argument: Argument, last: str) -> Iterable[str]:
         return argument.choices or metavar.strip("{}").split(",")
     if metavar == "TASK":
         return TASKS
+    if metavar == "WORD":
+        return GLOSSARY
     if metavar == "CONTROLLER":
-        return [SHIPPED, *CONTROLLERS, *_runs(last)]
+        return [LEARNED, *CONTROLLERS, *_runs(last)]
     return _runs(last) if metavar == "RUN" else ()
 
 

@@ -25,7 +25,7 @@ from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.config.run import OptionValue
 from esper.invocation import program
 from esper.storage.controller_folder import locate_controller
-from esper.storage.run_folder import RunFolder, require_no_link, shell_word
+from esper.storage.run_folder import RunFolder, require_own, shell_word
 from esper.training.signals import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class BenchmarkOptions:
 
     task: str | None = None
     """Task of the hosts; by default the one the controller was trained on, digits-family for
-    shipped."""
+    learned."""
 
     task_options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the task."""
@@ -58,6 +58,9 @@ class BenchmarkOptions:
 
     allow_code: bool = False
     """Run a task that a run or controller names by module:function."""
+
+    unfinished: bool = False
+    """Include runs that are not done; every sentence then names them."""
 
     workers: NonNegativeInt | None = None
     """Worker processes; 0 for none. By default as many as there are cores or groups of 128 hosts,
@@ -85,7 +88,7 @@ class EvaluateOptions(BenchmarkOptions):
     """
 
     runs: Annotated[tuple[str, ...], Positional("RUN")]
-    """Runs, saved controllers, or shipped; several are treated as seeds of the same method."""
+    """Runs, saved controllers, or learned; several are treated as seeds of the same method."""
 
     tuning_runs: Annotated[int, Bounds(2)] = 4096
     """Host runs that each tuned arm may spend on tuning."""
@@ -143,6 +146,7 @@ def _evaluate(
         task_options=options.task_options,
         seed=options.seed,
         allow_code=options.allow_code,
+        unfinished=options.unfinished,
         folder=folder / CACHE,
         command=command,
         on_progress=_announced(progress, "evaluating", options.runs, options),
@@ -193,8 +197,8 @@ def _default_folder(options: EvaluateOptions) -> Path:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join([FOLDER, *others, *given]))
     paths = [_folder_of(run) for run in options.runs]
     if len(paths) == 1:
-        folder = require_no_link((paths[0] or Path()) / name)
-        require_no_link(folder / CACHE)
+        folder = require_own((paths[0] or Path()) / name)
+        require_own(folder / CACHE)
         return folder
     parents = {None if path is None else path.absolute().parent for path in paths}
     parent = parents.pop() if len(parents) == 1 else None
@@ -231,6 +235,8 @@ def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -
     runs = [run for run, place in places if place is not None and RunFolder(place).holds_run]
     if runs:
         words = " ".join(map(shell_word, runs))
+        if options.out is not None:
+            words += f" --evaluation {shell_word(folder / 'evaluation.json')}"
         print("\nNext:")
         print_columns(
             [
@@ -252,7 +258,7 @@ class CompareOptions(BenchmarkOptions):
     """Compare the first controller with each of the others on the same hosts."""
 
     controllers: Annotated[tuple[str, ...], Positional("CONTROLLER")]
-    """Two or more: runs, saved controllers, shipped, no-growth, random, fixed, heuristic,
+    """Two or more: runs, saved controllers, learned, no-growth, random, fixed, heuristic,
     progressive; or evaluation.json files."""
 
     price: Annotated[NonNegativeFloat | None, Metavar("PRICE")] = None
@@ -281,6 +287,7 @@ def run_compare(args: Sequence[str]) -> int:
             task_options=options.task_options,
             seed=options.seed,
             allow_code=options.allow_code,
+            unfinished=options.unfinished,
             command=f"esper compare {shlex.join(args)}",
             on_progress=_announced(progress, "comparing", options.controllers, options),
             workers=options.workers,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from esper.cli.arguments import Metavar, Positional, UsageError, parse
 from esper.cli.output import command_progress, print_wrapped, require_writable
 from esper.config.checks import Bounds, PositiveInt
 from esper.errors import escape_controls
+from esper.storage.transformers_folder import read_checkpoint, require_new
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,9 @@ def run_expand(args: Sequence[str]) -> int:
             raise UsageError(f"--{name}-at needs --{name}, which says by how much.")
     if options.dry_run == (options.out is not None):
         raise UsageError("give either --out, the folder to write, or --dry-run.")
+    read_checkpoint(options.checkpoint)  # what is wrong is said before PyTorch is loaded
     if options.out is not None:
-        require_writable(Path(options.out))
+        require_writable(require_new(options.out))
     with command_progress("expanding") as progress:
         progress.show("loading PyTorch", 0.0)
         from esper.integrations.checkpoints import expand_checkpoint

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from esper.cli.arguments import Metavar, Positional, UsageError, parse
 from esper.cli.output import print_columns, require_writable
-from esper.storage.run_folder import require_no_link
+from esper.storage.controller_folder import CONTROLLER
+from esper.storage.run_folder import require_own
 from esper.training.run import load_run
 
 
@@ -39,6 +40,7 @@ def run_export_controller(args: Sequence[str]) -> int:
     options = parse(ExportControllerOptions, args, command="export-controller")
     found, place = load_run(options.run), Path(options.out)
     require_writable(place)
+    CONTROLLER.require_free(place)
     from dataclasses import replace
 
     from esper.dashboard.figures import plot_claims
@@ -88,7 +90,7 @@ def run_export_telemetry(args: Sequence[str]) -> int:
     """Write the tables and print their paths."""
     options = parse(ExportTelemetryOptions, args, command="export-telemetry")
     found = load_run(options.run)
-    folder = Path(options.out) if options.out else require_no_link(found.path / "tables")
+    folder = Path(options.out) if options.out else require_own(found.path / "tables")
     from esper.telemetry.export import export_csv
 
     for path in export_csv(found.path, folder):

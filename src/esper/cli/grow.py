@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from esper.cli.arguments import Metavar, UsageError, parse, require_task
 from esper.cli.output import (
@@ -16,7 +16,7 @@ from esper.cli.output import (
     print_json,
     require_writable,
 )
-from esper.config.catalogue import SHIPPED
+from esper.config.catalogue import LEARNED
 from esper.config.checks import (
     NonNegativeFloat,
     PositiveInt,
@@ -26,6 +26,7 @@ from esper.config.checks import (
 )
 from esper.formatting import many
 from esper.invocation import program
+from esper.storage.grown_folder import require_grown_folder
 from esper.storage.run_folder import shell_word
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ class GrowOptions:
     """Grow a network with a controller and save it as a plain PyTorch model."""
 
     task: str | None = None
-    """Task of the host; by default the one the run was trained on, or digits."""
+    """Task of the host; by default the one the run was trained on, or digits-family."""
 
-    controller: str = "shipped"
-    """Folder of a run or controller, or shipped, no-growth, random, fixed, heuristic or
+    controller: str = "learned"
+    """Folder of a run or controller, or learned, no-growth, random, fixed, heuristic or
     progressive."""
 
     target: Annotated[str | None, Metavar("KIND=N")] = None
@@ -58,10 +59,14 @@ class GrowOptions:
 
     price: Annotated[NonNegativeFloat | None, Metavar("PRICE")] = None
     """How much score one plain training run costs; higher for smaller models. By default 0 for the
-    shipped controller, and the task's own for others."""
+    learned controller, and the task's own for others."""
 
     seed: Seed = 0
     """Random seed of the host's weights, and of its data if the task samples them."""
+
+    baseline: Literal["auto", "yes", "no"] = "auto"
+    """Train the same host with no growth, too, and compare; auto does if growing took less than a
+    minute."""
 
     allow_code: bool = False
     """Run a task that the run or controller names by module:function."""
@@ -82,6 +87,7 @@ def run_grow(args: Sequence[str]) -> int:
     require_task(options.task)
     target = _read_target(options)
     require_writable(Path(options.out))
+    require_grown_folder(Path(options.out))
     with command_progress("growing", quiet=options.json) as progress:
         progress.show("loading PyTorch", 0.0)
         grown = _grow(options, target, progress)
@@ -100,8 +106,8 @@ def run_grow(args: Sequence[str]) -> int:
 def _show_next_steps(options: GrowOptions) -> None:
     """Print commands to try next."""
     task = "" if options.task is None else f" --task {shell_word(options.task)}"
-    is_shipped = options.controller == SHIPPED
-    words = "" if is_shipped else f" --controller {shell_word(options.controller)}"
+    is_default = options.controller == LEARNED
+    words = "" if is_default else f" --controller {shell_word(options.controller)}"
     words += "" if options.target is None else f" --target {options.target}"
     if options.fractions:
         words += f" --fractions {' '.join(f'{one:g}' for one in options.fractions)}"
@@ -128,7 +134,7 @@ def _grow(options: GrowOptions, target: dict[str, int] | None, progress: Progres
     if saved is not None and options.task is None and not saved.is_shipped:
         task = _learned_task(saved, allow_code=options.allow_code)
     else:
-        task = make_task(options.task or "digits")
+        task = make_task(options.task or "digits-family")
     is_shipped = saved is not None and saved.is_shipped
     n_epochs = options.epochs or task.budget.n_epochs
     return grow(
@@ -139,6 +145,7 @@ def _grow(options: GrowOptions, target: dict[str, int] | None, progress: Progres
         fractions=options.fractions or None,
         epochs=options.epochs,
         seed=options.seed,
+        baseline="auto" if options.baseline == "auto" else options.baseline == "yes",
         on_step=lambda step: progress.show(
             "growing", step.epoch / n_epochs, f", epoch {step.epoch}, score {step.score:.3f}"
         ),
@@ -164,13 +171,13 @@ def _read_target(options: GrowOptions) -> dict[str, int] | None:
 
 def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:
     """Return the task a controller was trained on, with its budget and without variants."""
-    from esper.tasks import make_task
+    from esper.tasks.registry import create_task
 
     name = str(saved.origin.get("task", "digits"))
     task_options = dict(saved.origin.get("task_options", {}))
     source = f"controller {saved.name!r}"
     require_trusted_task(name, task_options, source=source, allow_code=allow_code)
-    task = make_task(name, **task_options)
+    task = create_task(name, task_options)
     return replace(task, budget=saved.budget, variants=())
 
 
@@ -252,17 +259,7 @@ def alpha_bar(alpha: float) -> str:
 
 
 def _show(grown: Grown, place: Path, *, verbose: bool) -> None:
-    facts, summary = grown.to_json(), grown.summary
-    size, added = facts["host_parameters"], facts["seed_parameters"]
-    print()
-    print_columns(
-        [
-            (f"test {summary.metric}", f"{facts['score']:.3f}, after epoch {summary.best_epoch}"),
-            ("parameters", f"{size:,} -> {size + added:,}"),
-            ("cost", f"{facts['flops']:.1f}x the reference run's compute"),
-        ]
-    )
-    print()
+    print(f"\n{grown.summary}\n")
     if verbose:
         _print_timeline(grown.timeline)
         print()

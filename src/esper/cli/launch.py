@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -15,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from esper.cli.output import json_text, print_columns, print_wrapped
 from esper.cli.verdict import show_evidence
 from esper.cli.views import View, make_view, print_to_stderr
-from esper.config.checks import names_code
 from esper.config.run import RunConfig
 from esper.dashboard.companion import companion_dashboard
 from esper.errors import EsperError
-from esper.invocation import program, training_command
+from esper.invocation import program
 from esper.storage.run_folder import shell_word
 from esper.training.run import Run
 from esper.training.signals import (
@@ -70,11 +68,7 @@ def print_end_event(run: Run | None, *, state: str, message: str | None = None) 
 
 def show_next_steps(run_done: Run) -> None:
     """Print commands to try next."""
-    esper, run, config = program(), shell_word(run_done.path), run_done.config
-    longer = f"{esper} train --preset digits-family"
-    if names_code(config.task):
-        command = training_command(replace(config, rounds=10 * config.rounds))
-        longer = command.replace("esper", esper, 1)
+    esper, run = program(), shell_word(run_done.path)
     print("Next:")
     print_columns(
         [
@@ -82,17 +76,11 @@ def show_next_steps(run_done: Run) -> None:
                 f"  {esper} dashboard {shell_word(run_done.path.parent)} --open",
                 "see in a browser how it learned",
             ),
-            (f"  {esper} report {run}", "write a report, one HTML page"),
-            (f"  {esper} show {run} --verbose", "every comparison in words"),
+            (f"  {esper} show {run} --verbose", "the table, and every comparison in words"),
             (
                 f"  {esper} grow --controller {run}{run_done.allow_code_flag}",
                 "grow a host with this controller",
             ),
-            (
-                f"  {esper} compare {run} shipped{run_done.allow_code_flag}",
-                "compare it with the shipped controller",
-            ),
-            (f"  {longer}", "train longer, for a better controller"),
         ]
     )
     print()

@@ -1,19 +1,21 @@
-"""``esper tasks`` and ``esper blueprints``: list what hosts can learn and what can be grown."""
+"""``esper tasks``, ``blueprints`` and ``explain``: what there is, and what the words mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from typing import Annotated
 
-from esper.cli.arguments import parse
-from esper.cli.output import print_columns, print_json
-from esper.config.catalogue import BLUEPRINT_GROUP, BLUEPRINTS, TASK_GROUP, TASKS
+from esper.cli.arguments import Positional, parse
+from esper.cli.output import print_columns, print_json, print_wrapped
+from esper.config.catalogue import BLUEPRINTS, TASKS
+from esper.config.glossary import FORMS, GLOSSARY, find_word
+from esper.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class TasksOptions:
-    """List the tasks that hosts can learn, including those of other packages."""
+    """List the tasks that hosts can learn."""
 
     json: bool = False
     """Print JSON."""
@@ -22,15 +24,10 @@ class TasksOptions:
 def run_tasks(args: Sequence[str]) -> int:
     """Print each task with its summary."""
     options = parse(TasksOptions, args, command="tasks")
-    summaries = TASKS
-    if entry_points(group=TASK_GROUP):  # tasks of other packages, which import PyTorch
-        from esper.tasks import task_summaries
-
-        summaries = task_summaries()
     if options.json:
-        print_json([{"name": name, "summary": about} for name, about in summaries.items()])
+        print_json([{"name": name, "summary": about} for name, about in TASKS.items()])
     else:
-        print_columns(list(summaries.items()))
+        print_columns(list(TASKS.items()))
     return 0
 
 
@@ -45,18 +42,35 @@ class BlueprintsOptions:
 def run_blueprints(args: Sequence[str]) -> int:
     """Print each blueprint with its tensor kinds, form and summary."""
     options = parse(BlueprintsOptions, args, command="blueprints")
-    known = BLUEPRINTS
-    if entry_points(group=BLUEPRINT_GROUP):
-        from esper.growth.blueprints import blueprint_names, find_blueprint
-
-        known = {name: find_blueprint(name).facts for name in blueprint_names()}
     if options.json:
-        print_json([{"name": name, **facts._asdict()} for name, facts in known.items()])
+        print_json([{"name": name, **facts._asdict()} for name, facts in BLUEPRINTS.items()])
     else:
         print_columns(
             [
                 (name, ", ".join(facts.kinds), facts.form, facts.summary)
-                for name, facts in known.items()
+                for name, facts in BLUEPRINTS.items()
             ]
         )
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions:
+    """Explain Esper's words, such as slot, seed or price; without a word, list them all."""
+
+    word: Annotated[tuple[str, ...], Positional("WORD")] = ()
+    """The word to explain."""
+
+
+def run_explain(args: Sequence[str]) -> int:
+    """Print what a word means."""
+    given = " ".join(parse(ExplainOptions, args, command="explain").word)
+    if not given:
+        print_columns(list(GLOSSARY.items()))
+        return 0
+    word = find_word(given)
+    if word is None:
+        hint = did_you_mean(given, [*GLOSSARY, *FORMS]) or " `esper explain` lists all words."
+        raise ConfigError(f"WORD is {given!r}, which is not in the glossary.{hint}")
+    print_wrapped(f"{word}: {GLOSSARY[word]}")
     return 0

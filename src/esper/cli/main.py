@@ -19,6 +19,7 @@ from esper.cli.output import (
     one_line,
     prepare_streams,
 )
+from esper.config.memory import address_space, amount_of
 from esper.config.schema import shown
 from esper.errors import EsperError, StorageError, TrainingError, did_you_mean
 from esper.installation import find_clash
@@ -26,20 +27,23 @@ from esper.training.signals import INTERRUPTED, handling
 from esper.version import __version__
 
 COMMANDS = {
+    "grow": ("grow", "grow a network and save it as a plain PyTorch model"),
+    "expand": ("expand", "deepen or widen a Transformers checkpoint"),
     "train": ("train", "train a controller"),
     "resume": ("train", "resume an interrupted run"),
+    "study": ("study", "train configurations with several seeds and compare them"),
     "runs": ("runs", "list runs"),
     "show": ("runs", "show the progress and results of a run"),
     "report": ("report", "write a report on one or more runs"),
     "dashboard": ("dashboard", "watch runs in a browser"),
     "evaluate": ("evaluate", "benchmark controllers against tuned baselines"),
     "compare": ("evaluate", "compare controllers with each other"),
-    "grow": ("grow", "grow a network and save it as a plain PyTorch model"),
-    "expand": ("expand", "deepen or widen a Transformers checkpoint"),
     "export-controller": ("export", "save a run's best controller to a folder"),
     "export-telemetry": ("export", "export a run's telemetry as tables"),
     "tasks": ("listings", "list the tasks that hosts can learn"),
+    "check-task": ("check_task", "check how fast a task's hosts train, and why"),
     "blueprints": ("listings", "list the modules that can be grown"),
+    "explain": ("listings", "explain Esper's words, such as slot, seed or price"),
     "doctor": ("doctor", "check the installation"),
     "completion": ("completion", "print a shell completion script"),
 }
@@ -48,12 +52,18 @@ COMMANDS = {
 The module is imported when the command runs; it has a function such as ``run_train``.
 """
 
+_WITH_TORCH = {"train", "resume", "evaluate", "compare", "grow", "expand", "export-controller"}
+LEAST_MEMORY = 800e6
+"""Bytes of addresses without which PyTorch aborts the process while it is being loaded."""
+
 _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 SUCCESS, FAILED, USAGE_ERROR, READER_GONE = 0, 1, 2, 141
 
 _EXAMPLES = """\
 examples:
+  esper expand FOLDER --deepen 4 --out LARGER
+                                add four blocks to a checkpoint
   esper train                   train with the quick preset, about two minutes
   esper train --print-config    print its settings as a file to start from
   esper train --help            list all settings
@@ -141,7 +151,7 @@ def help_text() -> str:
     commands = "\n".join(f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     return (
         "usage: esper COMMAND [options]\n\n"
-        "Grow neural networks while they train, guided by a learned controller.\n\n"
+        "Grow PyTorch models, wider and deeper, and train controllers that do.\n\n"
         f"commands:\n{commands}\n\n"
         "options:\n  --help     show this help, or the help of a command\n"
         f"  --version  show the version\n\n{_EXAMPLES}"
@@ -157,6 +167,11 @@ def find_command(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or " See esper --help."
         raise EsperError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}.{hint}")
+    if name in _WITH_TORCH and (left := address_space()) < LEAST_MEMORY:
+        raise MemoryError(
+            f"the limit of the address space (ulimit -v) leaves {amount_of(left)}; PyTorch needs "
+            f"{amount_of(LEAST_MEMORY)}"
+        )
     module = importlib.import_module(f"esper.cli.{COMMANDS[name][0]}")
     return getattr(module, f"run_{name.replace('-', '_')}")
 

@@ -16,20 +16,23 @@ from esper.cli.views import ABOUT_COLUMNS, COLUMNS, HEADINGS, cells
 from esper.config.schema import shown
 from esper.errors import ConfigError, EsperError, RunError, StorageError
 from esper.invocation import program
+from esper.results.arms import NO_GROWTH
 from esper.results.evidence import Evidence
 from esper.results.sentences import verdict_json
+from esper.storage.files import replacing
 from esper.storage.run_folder import RunFolder, list_folders, runs_folder
 from esper.telemetry import Metrics, open_run
 from esper.training.run import Run, load_run
 
 
 def facts_of(folder: RunFolder) -> dict[str, Any]:
-    """Return a run's name, state, task, progress and latest held-out results; None if unknown.
+    """Return a run's name, state, task, progress and held-out results; None if unknown.
 
-    A run that cannot be read has the state ``"unreadable"`` and a ``"problem"``.
+    The results are those of the final comparison, or before that of the latest evaluation. A run
+    that cannot be read has the state ``"unreadable"`` and a ``"problem"``.
     """
     facts: dict[str, Any] = {"run": str(folder.path), "name": folder.name}
-    names = ("task", "rounds", "rounds_done", "ep_rew", "score", "no_growth_score")
+    names = ("task", "rounds", "rounds_done", "return", "score", "no_growth_score")
     try:
         run = Run(folder)
         metrics: Metrics = {}
@@ -46,12 +49,26 @@ def facts_of(folder: RunFolder) -> dict[str, Any]:
     except EsperError as error:
         return facts | dict.fromkeys(names) | {"state": "unreadable", "problem": str(error)}
     for name, metric in (
-        ("ep_rew", "eval/mean_reward"),
+        ("return", "eval/mean_reward"),
         ("score", "eval/score"),
         ("no_growth_score", "growth/no_growth_score"),
     ):
         facts[name] = metrics[metric].values[-1] if metric in metrics else None
-    return facts
+    return facts | _final_results(run)
+
+
+def _final_results(run: Run) -> dict[str, float]:
+    """Return the results of a run's final comparison; nothing without one that can be read."""
+    try:
+        summary = run.summary
+    except EsperError:  # esper show says what is wrong
+        summary = None
+    if summary is None:
+        return {}
+    own = summary.own
+    found = {"return": float(own.returns.mean()), "score": float(own.score.mean())}
+    plain = [float(arm.score.mean()) for arm in summary.others if arm.name == NO_GROWTH]
+    return found | ({"no_growth_score": plain[0]} if plain else {})
 
 
 def _has_results(folder: RunFolder) -> bool:
@@ -63,8 +80,8 @@ def _has_results(folder: RunFolder) -> bool:
 
 
 _ABOUT_RESULTS = (
-    "Results are the latest during training, on the held-out hosts that select the controller. "
-    "The final comparison is on other hosts: esper show RUN."
+    "Results are those of the final comparison; of a run that is not done, those of the latest "
+    "evaluation, on other held-out hosts."
 )
 _HEADINGS = ("run", "state", "task", "rounds", "return", "score", "no growth")
 
@@ -107,7 +124,7 @@ def run_runs(args: Sequence[str]) -> int:
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
     rounds = "" if facts["rounds"] is None else f"{facts['rounds_done']} of {facts['rounds']}"
-    scores = [facts[name] for name in ("ep_rew", "score", "no_growth_score")]
+    scores = [facts[name] for name in ("return", "score", "no_growth_score")]
     return (
         facts["run"],
         facts["state"],
@@ -241,7 +258,8 @@ def _sessions(found: Run) -> list[dict[str, Any]]:
 def _save_figure(found: Run, path: Path) -> None:
     figure = found.plot()
     try:
-        figure.savefig(path, dpi=120)
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")
     except ValueError as error:
         raise ConfigError(f"--plot is {str(path)!r}; {error}.") from error
     except OSError as error:

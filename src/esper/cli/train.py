@@ -18,15 +18,14 @@ from esper.cli.arguments import (
     require_task,
 )
 from esper.config.checks import CodeWarning, NonNegativeInt, require_trusted_task
-from esper.config.run import RunConfig
 from esper.config.toml import (
     DEFAULT_PRESET,
-    load_preset,
-    override,
+    SourcedConfig,
+    load_sourced_preset,
     preset_names,
-    read_toml_file,
     write_toml,
 )
+from esper.storage.files import read_sourced_file
 from esper.training.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class TrainOptions(LaunchOptions):
     """New folder for the run; by default a generated name in the runs folder."""
 
     print_config: bool = False
-    """Print the settings as TOML and exit."""
+    """Print the settings as TOML, with where each comes from, and exit."""
 
 
 def run_train(args: Sequence[str]) -> int:
@@ -87,14 +86,16 @@ def run_train(args: Sequence[str]) -> int:
     options, start, changes = parse_with_settings(
         TrainOptions, args, command="train", load=_load_settings
     )
-    config = override(start, changes)
-    if options.print_config:
-        print(write_toml(config), end="")
-        return 0
-    if options.config is not None and "task" not in changes:
+    sourced = start.change(changes, "command line")
+    config = sourced.config
+    runs_task = sourced.needs_task or not options.print_config
+    if options.config is not None and "task" not in changes and runs_task:
         require_trusted_task(
             config.task, config.task_options, source=options.config, allow_code=options.allow_code
         )
+    if options.print_config:
+        print(write_toml(_with_tasks_budget(sourced)), end="")
+        return 0
     if options.run_dir == "":
         raise UsageError("--run-dir is ''; it must be a folder.")
     run_dir = None if options.run_dir is None else Path(options.run_dir)
@@ -111,7 +112,7 @@ def run_train(args: Sequence[str]) -> int:
         from esper.training.runs import train
 
         return train(
-            config,
+            sourced,
             run_dir=run_dir,
             watchers=[view],
             stop=stop,
@@ -123,12 +124,21 @@ def run_train(args: Sequence[str]) -> int:
     return run_with_view(work, config, options, folder=run_dir)
 
 
-def _load_settings(options: TrainOptions) -> RunConfig:
+def _load_settings(options: TrainOptions) -> SourcedConfig:
     if options.config is None:
-        return load_preset(DEFAULT_PRESET if options.preset is None else options.preset)
+        return load_sourced_preset(DEFAULT_PRESET if options.preset is None else options.preset)
     if options.preset is not None:
         raise UsageError("--preset and --config are both given; choose one.")
-    return read_toml_file(options.config)
+    return read_sourced_file(options.config)
+
+
+def _with_tasks_budget(sourced: SourcedConfig) -> SourcedConfig:
+    """Return the settings that training would use; needs PyTorch only to ask the task."""
+    if not sourced.needs_task:
+        return sourced
+    from esper.training.setup import resolve_task
+
+    return resolve_task(sourced)[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from esper.cli.output import can_encode, print_table, print_wrapped
+from esper.formatting import many
 
 if TYPE_CHECKING:
     from esper.results.evidence import Evidence
@@ -30,7 +31,8 @@ def show_evidence(evidence: Evidence, *, heading: bool = False, verbose: bool = 
     Args:
         evidence: The results.
         heading: Whether to print the price above them.
-        verbose: Whether to print each comparison in words, the method and the tuned settings.
+        verbose: Whether to print the table, each comparison in words, the method and the tuned
+            settings.
     """
     from esper.results.sentences import comparison_sentences, verdict_sentences
 
@@ -40,23 +42,32 @@ def show_evidence(evidence: Evidence, *, heading: bool = False, verbose: bool = 
         print("\n" if number else "", end="")
         print_wrapped(sentence)
     _show_plot(evidence)
-    _show_table(evidence)
     if verbose:
+        _show_table(evidence)
         print()
         for sentence in (*comparison_sentences(evidence), *evidence.notes):
             print_wrapped(sentence, first="- ", indent="  ")
+        print()
     _show_facts(evidence, verbose=verbose)
 
 
 def _show_plot(evidence: Evidence) -> None:
     """Print the differences of return as a plot, those to the best arms first."""
+    from esper.results.arms import LABELS, NO_GROWTH
     from esper.results.findings import weigh
 
+    names = {NO_GROWTH: LABELS[NO_GROWTH]}
     found = sorted(weigh(evidence), key=lambda one: one.returns.mean)
-    rows = [(one.against, one.returns, one.is_sure_difference) for one in found]
+    rows = [
+        (names.get(one.against, one.against), one.returns, one.is_sure_difference) for one in found
+    ]
     hosts = f"{evidence.n_hosts} held-out hosts"
     print(f"\nReturn on {hosts} in points, {evidence.own.name} minus each:\n")
     print("\n".join(plot_differences(rows)))
+    if not all(is_sure for _, _, is_sure in rows):
+        hollow = _MARKS[can_encode("".join(_MARKS[True]))][4]
+        compared = many(len(rows), "comparison")
+        print(f"\n{hollow} no clear difference, after correction for {compared}")
     print()
 
 
@@ -123,8 +134,7 @@ def _show_facts(evidence: Evidence, *, verbose: bool) -> None:
     """Print how the results were measured, and the settings of arms."""
     from esper.results.tables import facts, settings_table
 
-    print()
-    print_wrapped(" ".join(facts(evidence)[: None if verbose else 2]))
+    print_wrapped(" ".join(facts(evidence, is_full_table=False)[: None if verbose else 2]))
     rules = {arm.name for arm in evidence.others if arm.kind == "learned"}  # growth rules differ
     for name, setting in settings_table(evidence).rows:
         if verbose or name in rules:

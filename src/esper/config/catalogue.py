@@ -14,9 +14,6 @@ TASKS: dict[str, str] = {
 }
 """The summary of each task."""
 
-TASK_GROUP = "esper.tasks"
-"""The entry point group of other packages' tasks."""
-
 
 class BlueprintFacts(NamedTuple):
     """What a list shows of a blueprint."""
@@ -64,11 +61,12 @@ BLUEPRINTS: dict[str, BlueprintFacts] = {
 }
 """The built-in blueprints, in the order of the blueprint head's choices."""
 
-BLUEPRINT_GROUP = "esper.blueprints"
-"""The entry point group of other packages' blueprints."""
-
 CONTROLLERS = ("no-growth", "random", "fixed", "heuristic", "progressive")
 """Controllers that follow simple rules."""
 
 SHIPPED = "shipped"
+"""What grows a network by default: a race of sizes for `esper.grow` on a model of the user's own,
+the learned controller elsewhere."""
+
+LEARNED = "learned"
 """The trained controller that ships with Esper."""

@@ -261,19 +261,27 @@ def reject_unknown(
             )
 
 
-def rejects_unknown(function: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def rejects_unknown(
+    function: str, hints: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function raise ConfigError with a hint for an argument that it does not have.
 
     Args:
         function: The name that users know it by.
+        hints: What to do instead, for names that users bring from other libraries.
     """
 
     def decorate(run: Callable[P, R]) -> Callable[P, R]:
-        names = [name for name in inspect.signature(run).parameters if name != "self"]
+        parameters = inspect.signature(run).parameters.values()
+        names = [
+            p.name
+            for p in parameters
+            if p.name not in ("self", "cls") and p.kind != p.VAR_POSITIONAL
+        ]
 
         @functools.wraps(run)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            reject_unknown(function, kwargs, names, {})
+            reject_unknown(function, kwargs, names, hints or {})
             return run(*args, **kwargs)
 
         return checked

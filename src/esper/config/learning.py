@@ -119,6 +119,16 @@ class PPOConfig(Settings):
         """The approx_kl above which an update stops."""
         return float("inf") if self.target_kl is None else 1.5 * self.target_kl
 
+    def require_agreement(self, n_envs: int, n_steps: int, prefix: str = "") -> None:
+        """Raise ConfigError if ``n_minibatches`` contradicts ``batch_size``."""
+        needed = max(1, round(n_envs * n_steps / self.batch_size))
+        if self.n_minibatches not in (None, needed):
+            raise ConfigError(
+                f"{prefix}batch_size is {self.batch_size} and {prefix}n_minibatches is "
+                f"{self.n_minibatches}, but a rollout has {n_envs * n_steps} steps ({n_envs} "
+                f"environments, n_steps {n_steps}), which makes {needed}; give only one of them."
+            )
+
     def count_minibatches(self, n_steps: int, n_sequences: int) -> int:
         """Return how many minibatches a pass over a rollout has.
 

@@ -75,13 +75,18 @@ def available_memory() -> float:
     with suppress(OSError, ValueError):  # "max" stands for no limit
         maximum = int((_CGROUP / "memory.max").read_text())
         found.append(float(maximum - int((_CGROUP / "memory.current").read_text())))
+    return max(0.0, min(*found, address_space()))
+
+
+def address_space() -> float:
+    """Return how many bytes of addresses the limit of this process leaves; infinite without one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        used = 0
-        with suppress(OSError, KeyError, ValueError):
-            used = 1024 * _kilobytes(_STATUS)["VmSize"]
-        found.append(float(limit - used))
-    return max(0.0, min(found))
+    if limit == resource.RLIM_INFINITY:
+        return math.inf
+    used = 0
+    with suppress(OSError, KeyError, ValueError):
+        used = 1024 * _kilobytes(_STATUS)["VmSize"]
+    return float(limit - used)
 
 
 def amount_of(n_bytes: float) -> str:

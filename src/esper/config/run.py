@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
+from esper.config.ablation import AblationConfig
 from esper.config.checks import (
     Bounds,
     NonNegativeFloat,
@@ -29,6 +30,12 @@ PPO_TRAINING = "PPO on "
 """What the task of a run begins with that records ``PPO.learn``; the environment's name follows."""
 
 OptionValue = bool | int | float | str
+
+TASKS_BUDGET = Budget()
+"""The budget of settings that name none; this very object stands for that of the task."""
+
+TASK_OBJECT = "task object "
+"""What the task of a run begins with that was given as an object; its name follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +140,10 @@ class RunConfig(Settings):
     """How the policy starts: growing a little of everything, or taught by hosts that were grown by
     every schedule."""
 
-    budget: Budget = field(default_factory=Budget)
+    lesson_hosts: PositiveInt = 1536
+    """Hosts that teach the policy, if it is taught. Each is grown by every schedule."""
+
+    budget: Budget = TASKS_BUDGET
     """Length and price of an episode."""
 
     rewards: RewardConfig = field(default_factory=RewardConfig)
@@ -148,6 +158,9 @@ class RunConfig(Settings):
         )
     )
     """The PPO update."""
+
+    ablation: AblationConfig = field(default_factory=AblationConfig)
+    """What is taken away from the controller, or changed in its world."""
 
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Schedules of the learning rate and the entropy coefficient."""
@@ -174,6 +187,10 @@ class RunConfig(Settings):
                 f"ppo.n_minibatches is {self.ppo.n_minibatches}; it must be at most {n_sequences}, "
                 f"the number of sequences in a rollout of {self.envs} hosts."
             )
+        # What differs from its default was set.
+        is_size_set = self.ppo.batch_size != PPOConfig.batch_size and not self.is_ppo_training
+        if is_size_set:
+            self.ppo.require_agreement(self.envs, self.n_steps, "ppo.")
         is_shaped = self.rewards.shaping and not self.is_ppo_training
         if self.ppo.gamma != self.rewards.gamma and is_shaped:
             raise ConfigError(
@@ -190,6 +207,11 @@ class RunConfig(Settings):
         return self.task == OWN_TRAINING
 
     @property
+    def is_of_task_object(self) -> bool:
+        """Whether the task was given as an object, which no file can make again."""
+        return self.task.startswith(TASK_OBJECT)
+
+    @property
     def is_ppo_training(self) -> bool:
         """Whether the run records ``PPO.learn`` on some environment, so that no hosts are grown."""
         return self.task.startswith(PPO_TRAINING)
@@ -198,7 +220,6 @@ class RunConfig(Settings):
 class RunSettings(TypedDict, total=False):
     """Settings of a :class:`RunConfig` to change; those of a section by name or as a whole."""
 
-    task: str
     task_options: Mapping[str, OptionValue]
     rounds: int
     envs: int
@@ -207,10 +228,12 @@ class RunSettings(TypedDict, total=False):
     seed: int
     threads: int
     first_policy: Literal["cautious", "taught"]
+    lesson_hosts: int
     budget: Budget | Mapping[str, Any]
     rewards: RewardConfig | Mapping[str, Any]
     policy: PolicyConfig | Mapping[str, Any]
     ppo: PPOConfig | Mapping[str, Any]
+    ablation: AblationConfig | Mapping[str, Any]
     schedule: ScheduleConfig | Mapping[str, Any]
     evaluation: EvaluationConfig | Mapping[str, Any]
     checkpoints: CheckpointConfig | Mapping[str, Any]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 from esper.config import checks
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NO_PICKLES = "leave it out: nothing is pickled"
 _EVALUATE = "write callbacks=Evaluate(every, n_episodes=, env=)"
@@ -151,6 +155,11 @@ EXPORTS = {
     "evaluate_policy": "evaluate",
 }
 """Classes and functions that users import."""
+
+
+def answers_names(function: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function of ours say what to write for an argument that it does not have."""
+    return checks.rejects_unknown(function, ARGUMENTS[function])
 
 
 def reject_unknown(function: str, given: Iterable[str], allowed: Iterable[str]) -> None:

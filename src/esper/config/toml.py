@@ -6,14 +6,15 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
-from os import PathLike
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args
 
 from esper.config.checks import check, require_choice, types_of
-from esper.config.run import RunConfig
+from esper.config.growth import Budget
+from esper.config.learning import PPOConfig
+from esper.config.run import TASKS_BUDGET, RunConfig
 from esper.config.schema import (
     NONE,
     first_sentence,
@@ -24,7 +25,7 @@ from esper.config.schema import (
     value_text,
     written_docs_of,
 )
-from esper.errors import ConfigError, did_you_mean, shown
+from esper.errors import ConfigError, did_you_mean, escape_controls, shown
 
 Section = TypeVar("Section")
 _WIDTH = 98
@@ -54,8 +55,84 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourcedConfig:
+    """Settings, and where each comes from.
+
+    What the command line says counts first, then a file, then the budget of the task, then the
+    preset. The budget of a preset is meant for the task of that preset.
+    """
+
+    config: RunConfig
+    base: str = "default"
+    """Where settings come from that nothing else gave."""
+    base_task: str | None = None
+    """The task that the budget of the base is meant for; None if it is meant for none."""
+    given: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where other settings come from, by path."""
+
+    def change(self, changes: Mapping[str, object], source: str) -> SourcedConfig:
+        """Return the settings with some of them from another source, as :func:`override` does."""
+        config = override(self.config, changes)
+        sources = {
+            f"ppo.{name}": source
+            for name in ("batch_size", "n_minibatches")
+            if getattr(config.ppo, name) != getattr(self.config.ppo, name)
+        }
+        sources |= _sources(changes, source)
+        return replace(self, config=config, given={**self.given, **sources})
+
+    def with_budget_of_task(self, budget: Budget) -> SourcedConfig:
+        """Return the settings with the task's budget where no file or user gave another."""
+        if not self.needs_task:
+            return self
+        paths = {f"budget.{name}": getattr(budget, name) for name in types_of(Budget)}
+        missing = {path: value for path, value in paths.items() if path not in self.given}
+        return self.change(missing, f"task {self.config.task}")
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether some of the budget is the task's own."""
+        if self.base_task == self.config.task:
+            return False
+        return any(f"budget.{name}" not in self.given for name in types_of(Budget))
+
+    def source_of(self, path: str) -> str:
+        """Return where a setting comes from."""
+        while path and path not in self.given:
+            path = path.rpartition(".")[0]
+        return self.given.get(path, self.base)
+
+
+def _sources(changes: Mapping[str, object], source: str) -> dict[str, str]:
+    """Return the source of each changed setting, by path; a section as a whole gives all of it."""
+    found: dict[str, str] = {}
+    for path, value in changes.items():
+        if is_section(type(value)):
+            found |= {f"{path}.{name}": source for name in types_of(type(value))}
+        elif isinstance(value, Mapping):
+            names = cast("Mapping[str, object]", value)
+            found |= {f"{path}.{name}": source for name in names}
+        else:
+            found[path] = source
+    return found
+
+
+def source_config(config: RunConfig) -> SourcedConfig:
+    """Return settings that a program gave; a budget of their own counts as given."""
+    sourced = SourcedConfig(config=config, base="RunConfig")
+    if config.budget is TASKS_BUDGET:
+        return sourced
+    return sourced.change({"budget": config.budget}, sourced.base)
+
+
 def read_toml(text: str, *, source: str) -> RunConfig:
-    """Return settings from TOML; missing ones have their defaults.
+    """Return settings from TOML; missing ones have their defaults."""
+    return read_sourced(text, source=source).config
+
+
+def read_sourced(text: str, *, source: str) -> SourcedConfig:
+    """Return settings from TOML with their sources; missing ones have their defaults.
 
     Args:
         text: TOML text.
@@ -69,42 +146,22 @@ def read_toml(text: str, *, source: str) -> RunConfig:
     except ValueError as error:
         raise ConfigError(f"{source} is not valid TOML: {_reason(error, text)}.") from error
     try:
-        return _changed(RunConfig(), values, "")
+        return SourcedConfig(config=RunConfig()).change(values, source)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def read_toml_file(path: str | PathLike[str]) -> RunConfig:
-    """Return settings from a TOML file.
-
-    Raises:
-        ConfigError: If the file cannot be read or its settings are invalid.
-    """
-    place = Path(path)
-    try:
-        text = place.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise ConfigError(f"no configuration file {str(place)!r}.") from error
-    except IsADirectoryError as error:
-        raise ConfigError(f"{str(place)!r} is a folder, not a configuration file.") from error
-    except UnicodeDecodeError as error:
-        line = place.read_bytes()[: error.start].count(b"\n") + 1
-        raise ConfigError(
-            f"{place} is not UTF-8 text (line {line}); save it with that encoding."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {str(place)!r}: {error}.") from error
-    return read_toml(text, source=str(place))
-
-
-def write_toml(config: RunConfig) -> str:
+def write_toml(config: RunConfig | SourcedConfig) -> str:
     """Return all settings as TOML with comments; it reads back as an equal configuration.
 
-    A record of the user's own training or of PPO has only the settings that matter for it.
+    The comments say where each setting comes from if that is known. A record of the user's own
+    training or of PPO has only the settings that matter for it.
     """
+    sourced = config if isinstance(config, SourcedConfig) else None
+    config = config.config if isinstance(config, SourcedConfig) else config
     names = _OWN_TRAINING if config.is_own_training else None
     names = _PPO_TRAINING if config.is_ppo_training else names
-    return "\n".join(_section_lines(config, "", names)).lstrip("\n") + "\n"
+    return "\n".join(_section_lines(config, "", names, sourced)).lstrip("\n") + "\n"
 
 
 def override(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
@@ -132,7 +189,10 @@ def override(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
         if not isinstance(inner, dict):
             raise ConfigError(f"{first} and {path} are both changed; change only one.")
         inner[rest] = value
-    return _changed(config, nested, "")
+    changed = _changed(config, nested, "")
+    if {"ppo.batch_size", "ppo.n_minibatches"} <= changes.keys():
+        changed.ppo.require_agreement(changed.envs, changed.n_steps, "ppo.")
+    return changed
 
 
 def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Section:
@@ -160,6 +220,11 @@ def _changed(config: Section, values: Mapping[str, object], prefix: str) -> Sect
             raise ConfigError(
                 f"{path} is {shown(value)}; it must be a section [{path}] with its settings below."
             )
+    if isinstance(config, PPOConfig):  # one says how large minibatches are, and unsets the other
+        if "batch_size" in changes:
+            changes.setdefault("n_minibatches", None)
+        elif changes.get("n_minibatches") is not None:
+            changes["batch_size"] = PPOConfig.batch_size
     try:
         return replace(cast("Any", config), **changes)
     except ConfigError as error:
@@ -181,22 +246,34 @@ _OWN_TRAINING = ("task", "task_options", "rounds", "envs", "n_steps", "seed", "t
 _PPO_TRAINING = ("task", "task_options", "rounds", "envs", "n_steps", "seed", "threads", "ppo")
 
 
-def _section_lines(config: object, prefix: str, names: tuple[str, ...] | None = None) -> list[str]:
+def _section_lines(
+    config: object,
+    prefix: str,
+    names: tuple[str, ...] | None = None,
+    sourced: SourcedConfig | None = None,
+) -> list[str]:
     """Return the lines of a section, or of some of its names: settings, then subsections."""
     docs, hints = written_docs_of(type(config)), types_of(type(config))
     hints = hints if names is None else {name: hints[name] for name in names}
+
+    def line(name: str, value: object, path: str) -> str:
+        source = "" if sourced is None else f"  # {escape_controls(sourced.source_of(path))}"
+        return f"{name} = {value_text(value)}{source}"
+
     lines: list[str] = []
     for name, hint in hints.items():
         if not is_section(hint) and not is_table(hint):
-            lines += ["", *_comment(docs[name]), f"{name} = {value_text(getattr(config, name))}"]
+            value = getattr(config, name)
+            lines += ["", *_comment(docs[name]), line(name, value, f"{prefix}{name}")]
     for name, hint in hints.items():
         value = getattr(config, name)
         if is_section(hint) or is_table(hint):
             lines += ["", *_comment(docs[name]), f"[{prefix}{name}]"]
         if is_table(hint):
-            lines += [f"{key_text(key)} = {value_text(item)}" for key, item in value.items()]
+            items = value.items()
+            lines += [line(key_text(key), item, f"{prefix}{name}.{key}") for key, item in items]
         elif is_section(hint):
-            lines += _section_lines(value, f"{prefix}{name}.")
+            lines += _section_lines(value, f"{prefix}{name}.", sourced=sourced)
     return lines
 
 
@@ -245,3 +322,13 @@ def load_preset(name: str) -> RunConfig:
         ConfigError: If the preset is unknown.
     """
     return read_toml(preset_text(name), source=f"preset {name}")
+
+
+def load_sourced_preset(name: str) -> SourcedConfig:
+    """Return the settings of a preset, with that source.
+
+    Raises:
+        ConfigError: If the preset is unknown.
+    """
+    config = load_preset(name)
+    return SourcedConfig(config=config, base=f"preset {name}", base_task=config.task)

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esper.errors import StorageError
-from esper.storage.files import write_atomic
+from esper.storage.files import read_file, write_atomic
 
 TOKEN_BYTES = 32
 """Random bytes in a token or a ticket."""
@@ -185,7 +185,7 @@ def token_file(token: str, port: int) -> Generator[Path]:
         yield path
     finally:
         with suppress(OSError):
-            if path.read_text("utf-8").strip() == token:
+            if read_file(path).decode().strip() == token:
                 path.unlink()
 
 

@@ -160,7 +160,7 @@ def save_plots(runs: Mapping[str, Run], folder: Path) -> list[Path]:
     saved: list[Path] = []
     for name, figure in _run_figures(runs):
         saved.append(folder / f"{name}.png")
-        _save(figure, saved[-1])
+        save_figure(figure, saved[-1])
     return saved
 
 
@@ -391,10 +391,13 @@ def plot_trace(trace: Trace, *, title: str = "") -> Figure:
     """Return a timeline of a training: its score, the seeds of each slot, and the parameters.
 
     A decision holds from its epoch to the next, so that is where its stages and alphas are drawn.
+    Of a race of sizes, the score of each size is drawn.
 
     Raises:
         ConfigError: If matplotlib is not installed.
     """
+    if any(one.lanes for one in trace):
+        return _plot_race(trace, title)
     lanes: dict[str, _Lane] = {}
     for now, after in zip(trace, [*trace[1:], *trace[-1:]], strict=True):
         for slot, stage in now.stages.items():
@@ -431,6 +434,31 @@ def plot_trace(trace: Trace, *, title: str = "") -> Figure:
     size.set_ylabel("parameters")
     size.set_ylim(0, 1.1 * max(total, default=1))
     size.yaxis.set_major_formatter("{x:,.0f}")
+    return figure
+
+
+def _plot_race(trace: Trace, title: str) -> Figure:
+    """Return the scores of the sizes of a race, with a cross where one stopped."""
+    curves: dict[str, list[float]] = {}
+    for step in trace:
+        for name, score in step.lanes.items():
+            curves.setdefault(name, []).append(score)
+    figure = empty_figure(9, 3.6)
+    axis: Any = figure.subplots()
+    for number, (name, scores) in enumerate(sorted(curves.items())):
+        colour, n_epochs = COLOURS[number % len(COLOURS)], len(scores)
+        label = f"{name}: best {max(scores):.4g}"
+        axis.plot(range(1, n_epochs + 1), scores, color=colour, label=label)
+        if n_epochs < trace[-1].epoch:
+            axis.plot(n_epochs, scores[-1], "X", color=colour, markersize=9)
+    axis.set_xlim(0, trace[-1].epochs + 0.2)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_xlabel("epoch")
+    axis.set_ylabel("validation score")
+    axis.set_title("a cross marks where a size stopped", loc="right", fontsize="small")
+    axis.legend(edgecolor="none", framealpha=0.7, fontsize="small", loc="lower right")
+    axis.grid(alpha=0.3)
+    figure.suptitle(plain(title))
     return figure
 
 
@@ -590,11 +618,12 @@ def save_evidence(entries: Sequence[Evidence], folder: Path) -> list[Path]:
         raise StorageError(f"cannot write {folder}: {error.strerror or error}.") from error
     if find_spec("matplotlib") is not None:
         paths.append(folder / CHART_FILE)
-        _save(plot_pareto(entries), paths[-1])
+        save_figure(plot_pareto(entries), paths[-1])
     return paths
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure as PNG."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, _png(figure, DPI))
@@ -734,4 +763,4 @@ def plot_claims(rows: Sequence[ClaimRow], path: str | os.PathLike[str]) -> None:
     text = f"controller minus the other, in {rows[0].unit}, with 95% intervals; "
     text += "green: reached, grey: not shown, orange: worse"
     figure.supxlabel(text, fontsize="small")
-    _save(figure, Path(path))
+    save_figure(figure, Path(path))

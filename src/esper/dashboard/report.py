@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.dashboard import views
+from esper.dashboard.access import json_text
 from esper.dashboard.offline_page import MARK, make_page
 from esper.dashboard.runs import RunReader
 from esper.errors import (
@@ -20,7 +21,7 @@ from esper.errors import (
     TelemetryError,
 )
 from esper.formatting import listed, points
-from esper.storage.files import plain_reason, write_atomic
+from esper.storage.files import MALFORMED, open_file, plain_reason, write_atomic
 from esper.version import __version__
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def require_replaceable(path: Path) -> None:
     if os.path.isdir(path):
         raise ReportError(f"{path} is a folder; choose a file for the report.")
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(_MARKED).decode("utf-8", "replace")
     except FileNotFoundError:
         return
@@ -189,11 +190,12 @@ def _collect_run(run: Run, name: str, id_: str) -> dict[str, Any]:
                 "health": views.health(telemetry),
                 "episodes": views.shown_episodes(telemetry),
             }
+            json_text(values)  # finds numbers that are not finite, which JSON lacks
     except TelemetryError as error:
         if run.folder.telemetry_file.exists():
             raise
         raise ReportError(f"{run.path} has no records: {error}") from error
-    except (ValueError, LookupError, TypeError) as error:
+    except MALFORMED as error:
         raise ReportError(
             f"the records of {run.path} are damaged ({plain_reason(error)}); restore a copy of its "
             "telemetry."

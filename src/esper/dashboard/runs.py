@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from esper.dashboard import views
+from esper.dashboard.access import json_text
 from esper.errors import EsperError, RunError, message_of
-from esper.storage.files import plain_reason
+from esper.storage.files import MALFORMED, plain_reason
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import RunTelemetry, open_run
+from esper.telemetry.reader import reading_within
 
 READ_FILES = (
     "config.toml",
@@ -31,6 +33,12 @@ READ_FILES = (
 
 SETTLING_SECONDS = 5.0
 """Age of a run's newest file after which its data is cached."""
+
+ROW_SECONDS, VIEW_SECONDS = 2.0, 10.0
+"""How long reading a run may take, for the list and for one view of it."""
+
+SLOW_SECONDS, KEPT_FACTOR = 1.0, 10
+"""For how many times as long as it took a row is kept, if that was longer than this."""
 
 MAX_CACHED = 64
 """Cached responses."""
@@ -55,7 +63,7 @@ class RunReader:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
         self._real = Path(os.path.realpath(self.root))
-        self._rows: dict[str, tuple[_Version | None, Row]] = {}
+        self._rows: dict[str, tuple[_Version | None, Row, float]] = {}
         self._cache: dict[tuple[str, object], tuple[_Version, Any]] = {}
         self._lock = threading.Lock()
 
@@ -73,16 +81,22 @@ class RunReader:
         return {name: folder for _, name, folder in sorted(found, key=lambda one: one[:2])}
 
     def rows(self) -> list[Row]:
-        """Return a row for each run, the oldest first."""
+        """Return a row for each run, the oldest first.
+
+        One that took a second or more is kept for a while, so that a run that is slow to read
+        leaves time for the others.
+        """
         with self._lock:
             cached, self._rows = self._rows, {}
             for name, folder in self.folders().items():
-                version = _version(folder)
-                cached_version, row = cached.get(name, (None, None))
-                if row is None or version is None or version != cached_version:
+                version, start = _version(folder), time.monotonic()
+                known, row, until = cached.get(name, (None, None, 0.0))
+                if row is None or ((version is None or version != known) and start >= until):
                     row = _row(name, folder)
-                self._rows[name] = (version, row)
-            return [row for _, row in self._rows.values()]
+                    taken, known = time.monotonic() - start, version
+                    until = start + KEPT_FACTOR * taken if taken > SLOW_SECONDS else 0.0
+                self._rows[name] = (known, row, until)
+            return [row for _, row, _ in self._rows.values()]
 
     def heads(self) -> dict[str, Row]:
         """Return the state and progress of each run, by name."""
@@ -96,9 +110,11 @@ class RunReader:
         """
         folder = self._folder(name)
         detail = _row(name, folder) | {"overview": None, "comparison": None}
-        with suppress(RunError), _run_errors(name), open_run(folder.path) as telemetry:
-            detail["overview"] = views.overview(telemetry)
-        with suppress(RunError), _run_errors(name):
+        with suppress(RunError), _reading(name), open_run(folder.path) as telemetry:
+            overview = views.overview(telemetry)
+            json_text(overview)  # finds numbers that are not finite, which JSON lacks
+            detail["overview"] = overview
+        with suppress(RunError), _reading(name):
             detail["comparison"] = views.comparison_view(folder.path)
         return detail
 
@@ -118,7 +134,7 @@ class RunReader:
         cached = self._cache.get((name, key))
         if cached is not None and cached[0] == version:
             return cached[1]
-        with _run_errors(name), open_run(folder.path) as telemetry:
+        with _reading(name), open_run(folder.path) as telemetry:
             made = make(telemetry)
         if version is not None:
             with self._lock:
@@ -156,7 +172,7 @@ def _row(name: str, folder: RunFolder) -> Row:
     row |= {"rounds_done": 0, "position": 0, "notes": views.read_notes(folder.path)}
     row |= {"created_at": _newest(config), "updated_at": _newest(config, *others)}
     try:
-        with _run_errors(name):
+        with _reading(name, ROW_SECONDS):
             run = Run(folder)
             row |= {"task": run.config.task, "task_options": dict(run.config.task_options)}
             row |= {"rounds": run.config.rounds, "learns": not run.config.is_own_training}
@@ -168,27 +184,28 @@ def _row(name: str, folder: RunFolder) -> Row:
                     row["returns"] = views.held_out_returns(telemetry)
                     # The date of a file changes when the folder is copied.
                     row["created_at"] = views.started_at(telemetry) or row["created_at"]
+                    json_text(headline)
             row |= views.final_gaps(folder.path)
             row["state"] = run.state
             if row["state"] == "running":
                 row["activity"] = views.read_activity(folder.path)
     except RunError as error:
         row["problem"] = str(error)
-    except (ValueError, KeyError, TypeError) as error:
-        # Malformed files of one run must not hide the others.
-        row["problem"] = f"{name} is damaged: {plain_reason(error)}."
     return row
 
 
 @contextmanager
-def _run_errors(name: str) -> Generator[None]:
-    """Turn any error in reading a run's folder into a one-line RunError."""
+def _reading(name: str, seconds: float = VIEW_SECONDS) -> Generator[None]:
+    """Read a run's folder in time, and turn any error into a one-line RunError."""
     try:
-        yield
+        with reading_within(seconds):
+            yield
     except EsperError as error:
         raise RunError(message_of(error)) from error
     except (OSError, sqlite3.Error) as error:
         raise RunError(f"cannot read {name} now: {message_of(error)}") from error
+    except MALFORMED as error:  # the files of one run must not hide the others
+        raise RunError(f"{name} is damaged: {plain_reason(error)}.") from error
 
 
 def _version(folder: RunFolder) -> _Version | None:

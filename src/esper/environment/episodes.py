@@ -12,24 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from esper.arrays import Flags, Floats, Integers
 from esper.config.growth import RELATIVE_REWARDS, RewardConfig
 from esper.environment.draws import FinalSplit
-from esper.environment.hosts import Hosts, HostScores
-from esper.environment.records import EpisodeRecords
+from esper.environment.engine import Episodes
+from esper.environment.hosts import Hosts
 from esper.environment.rewards import RewardTerms, potential, settle_step
 from esper.errors import ActionSpecError, ConfigError, ShapeError
-from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
+from esper.lifecycle.factored_actions import HEAD_NAMES, growth_action_spec
 from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.stages import Stage
-from esper.populations import EpochReport, FirstSeed, Form, Population
-from esper.populations.host_data import HostState
-from esper.simic.stopwatch import Stopwatch
+from esper.populations import FirstSeed, Form, Population
 from esper.tamiyo.controllers.price_schedule import PriceSchedule
-from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task, TaskDraw
 
@@ -86,8 +81,8 @@ class StepResult:
         }
 
 
-class GrowthEpisodes:
-    """Many hosts, each in an episode of its own; independent of Gymnasium."""
+class GrowthEpisodes(Episodes[Hosts]):
+    """Many hosts of a task, each in an episode of its own; independent of Gymnasium."""
 
     def __init__(
         self,
@@ -110,11 +105,9 @@ class GrowthEpisodes:
         self._form: Form = form
         self._final_split: FinalSplit = final_split
         self.rewards = rewards or RewardConfig()
-        self.stopwatch = Stopwatch()
-        self.hosts = Hosts(task, draw_seeds, form=form, final_split=final_split)
-        self.slot_config: SlotConfig = self.hosts.slot_config
+        hosts = Hosts(task, draw_seeds, form=form, final_split=final_split)
+        self.slot_config: SlotConfig = hosts.slot_config
         """The slots of the task's own hosts; others may name theirs differently."""
-        self.layout = ObservationLayout(self.slot_config)
         self._has_baselines = self.rewards.reward in RELATIVE_REWARDS
         if self._has_baselines and not task.draws_designs:
             raise ConfigError(
@@ -123,23 +116,13 @@ class GrowthEpisodes:
                 "prior."
             )
         n_baseline = task.budget.n_epochs + 1 if self._has_baselines else 0
-        self.records = EpisodeRecords.blank(self.population.slot_arrays(), n_baseline)
+        super().__init__(hosts, ObservationLayout(self.slot_config), n_baseline)
         self.head_sizes = np.array(growth_action_spec(self.slot_config).sizes)
         """``[H]`` number of choices of each head."""
-        self._keeps_states = self._largest_counts = False
-        self._settled_states: dict[int, tuple[HostState, bool]] = {}
-        """The state after the epoch that counts, and whether its blended seeds are kept."""
-        self._masks: ActionMasks | None = None
-        """The current legal actions; None if the hosts have changed since they were computed."""
         for host, seed in enumerate(draw_seeds):
             self._start_record(host, seed)
         self._meet_baselines(list(range(self.n_hosts)), draw_seeds)
-        self._score_untrained(list(range(self.n_hosts)))
-
-    @property
-    def n_hosts(self) -> int:
-        """The number of hosts."""
-        return self.hosts.n_hosts
+        self.start(list(range(self.n_hosts)))
 
     @property
     def draws(self) -> list[TaskDraw]:
@@ -157,20 +140,7 @@ class GrowthEpisodes:
             for host, seed in zip(hosts, draw_seeds, strict=True):
                 self._replace(host, seed)
         self._meet_baselines(hosts, draw_seeds)
-        self._masks = None
-        self._score_untrained(list(hosts))
-
-    def masks(self) -> ActionMasks:
-        """Return the legal actions of each host."""
-        if self._masks is None:
-            with self.stopwatch.measure("masks"):
-                self._masks = self.hosts.masks()
-        return self._masks
-
-    def observe(self) -> NDArray[np.float32]:
-        """Return the observation of each host, ``[N, D]``."""
-        with self.stopwatch.measure("observations"):
-            return self.layout.encode(self.records, self.records.slots)
+        self.start(list(hosts))
 
     def step(self, actions: Integers) -> StepResult:
         """Apply actions ``[N, H]``, train an epoch, validate, measure seeds and reward.
@@ -184,14 +154,12 @@ class GrowthEpisodes:
         score_before, potential_before = records.score.copy(), self._potential()
         epoch_before, slots_before = records.epoch.copy(), records.slots_after_step()
 
-        is_illegal, ops, refusals = self._apply_actions(actions, is_running)
+        is_legal = self.masks().are_legal(actions)
+        ops, refusals = self.act(actions, is_legal, is_running)
         is_training = is_running & ~self.population.is_finished
-        training: list[int] = np.flatnonzero(is_training).tolist()
-        epoch = self._train_epoch()
-        flops = epoch.flops.copy()
-        flops[training] += self._validate(training, epoch)
-        self._measure_seeds(flops)
-        self._settle(training, flops)
+        with self.stopwatch.measure("training"):
+            trained = self.population.train_epoch()
+        flops = self.end_epoch(np.flatnonzero(is_training).tolist(), trained)
         records.n_steps[:] += is_running
 
         ended = is_running & (self.population.is_finished | (records.epoch >= records.n_epochs))
@@ -227,9 +195,9 @@ class GrowthEpisodes:
             terminated=ended,
             epoch=records.epoch.copy(),
             op_done=ops,
-            is_illegal=is_illegal,
+            is_illegal=~is_legal & is_running,
             refusals=refusals,
-            interventions={host: why.reason for host, why in epoch.interventions.items()},
+            interventions={host: why.reason for host, why in trained.interventions.items()},
             terms=terms,
             score=records.score.copy(),
             flops=records.flops_used.copy(),
@@ -274,8 +242,7 @@ class GrowthEpisodes:
         """Let some hosts start with committed seeds; see :meth:`Population.plant`."""
         for host, first_seeds in seeds.items():
             self.population.plant(host, first_seeds)
-        self._masks = None
-        self._score_untrained(list(seeds))
+        self.start(list(seeds))
 
     def keep_states(self, *, largest_counts: bool = False) -> None:
         """From now on, let a host that ends go back to the epoch that counts, to be exported.
@@ -286,7 +253,7 @@ class GrowthEpisodes:
             largest_counts: Whether an epoch counts only if no later one has more committed seeds,
                 for growth to a size that was asked for.
         """
-        self._keeps_states, self._largest_counts = True, largest_counts
+        self.keeps_states, self.largest_counts = True, largest_counts
 
     def stop(self, host: int) -> None:
         """Truncate an episode; its host trains no further."""
@@ -393,124 +360,16 @@ class GrowthEpisodes:
         epoch_flops = hosts.reference_epoch_flops(host)
         records.reference_flops[host] = records.n_epochs[host] * epoch_flops
 
-    def _score_untrained(self, hosts: list[int]) -> None:
-        """Score hosts before their first epoch; this first evaluation is free of charge."""
-        found = self._evaluate(hosts)
-        self.records.start_scores(hosts, found.scores, found.losses)
-        self.records.settled_score[hosts] = -np.inf
-        self._settle(hosts, np.zeros(self.n_hosts))
-
-    def _apply_actions(
-        self, actions: Integers, is_running: Flags
-    ) -> tuple[Flags, Integers, dict[int, str]]:
-        """Carry out the actions; return which were illegal, the ops done, and the refusals."""
-        is_legal = self.masks().are_legal(actions)
-        ops = np.where(is_legal & is_running, actions[:, _OP], Op.WAIT)
-        refusals: dict[int, str] = {}
-        with self.stopwatch.measure("actions"):
-            acting: list[int] = np.flatnonzero(ops != Op.WAIT).tolist()
-            for host, choices in zip(acting, actions[acting].tolist(), strict=True):
-                outcome = self.hosts.apply(host, choices)
-                if not outcome.was_done:
-                    refusals[host] = outcome.reason
-                    ops[host] = Op.WAIT
-        self.records.last_op[is_running] = ops[is_running]
-        self.records.was_refused[:] = False
-        self.records.was_refused[list(refusals)] = True
-        self._masks = None
-        return ~is_legal & is_running, ops, refusals
-
-    def _train_epoch(self) -> EpochReport:
-        """Train every unfinished host for one epoch, which also ticks its slots."""
-        with self.stopwatch.measure("training"):
-            report = self.population.train_epoch()
-        self.records.was_restored[:] = False
-        self.records.was_restored[list(report.interventions)] = True
-        return report
-
-    def _validate(self, hosts: list[int], epoch: EpochReport) -> Floats:
-        """Validate hosts after an epoch and record both; return the FLOPs of the validation."""
-        found = self._evaluate(hosts)
-        losses, norms = epoch.losses[hosts], epoch.gradient_norms[hosts]
-        self.records.add_epoch(hosts, found.scores, found.losses, losses, norms)
-        self.records.slots.gradient_norm[hosts] = epoch.seed_gradient_norms[hosts]
-        self.records.gradient_noise[hosts] = epoch.gradient_noise[hosts]
-        return found.flops
-
-    def _measure_seeds(self, flops: Floats) -> None:
-        """Measure what each held seed contributes, and add what that costs to ``flops``."""
-        records, slots = self.records, self.records.slots
-        slots.contribution[slots.blueprint < 0] = np.nan
-        is_held = slots.stage == Stage.HOLDING
-        is_held &= ~self.population.is_finished[:, None]
-        slots.is_measured[:] = is_held
-        for slot in range(self.slot_config.max_slots):
-            hosts = np.flatnonzero(is_held[:, slot]).tolist()
-            if hosts:
-                with self.stopwatch.measure("counterfactuals"):
-                    without = self.hosts.evaluate(hosts, without_slot=slot)
-                slots.contribution[hosts, slot] = records.score[hosts] - without.scores
-                flops[hosts] += without.flops
-
-    def _settle(self, hosts: list[int], flops: Floats) -> None:
-        """Score hosts whose validation score is the best so far as if training ended here.
-
-        Blended seeds are kept if validation is at least as good with them as without them; what
-        that comparison costs is added to ``flops``. The final scores are free of charge and reach
-        no controller before the end.
-        """
-        records, slots = self.records, self.records.slots
-        is_better = records.score > records.settled_score
-        if self._largest_counts:
-            is_better |= _n_committed(slots) > _n_committed(records.settled)
-        better = [host for host in hosts if is_better[host]]
-        if not better:
-            return
-        scores, is_kept = records.score[better], np.ones(len(better), np.bool_)
-        blended = np.flatnonzero(slots.is_blended[better].any(1))
-        if len(blended):
-            chosen = [better[index] for index in blended]
-            with self.stopwatch.measure("counterfactuals"):
-                without = self.hosts.evaluate(chosen, committed_only=True)
-            flops[chosen] += without.flops
-            is_kept[blended] = scores[blended] >= without.scores
-            scores[blended] = np.maximum(scores[blended], without.scores)
-        final_scores = np.empty(len(better))
-        for kept in (True, False):
-            indices = np.flatnonzero(is_kept == kept)
-            if len(indices):
-                with self.stopwatch.measure("evaluation"):
-                    found = self.hosts.evaluate(
-                        [better[index] for index in indices], "final", committed_only=not kept
-                    )
-                final_scores[indices] = found.scores
-        records.settle(better, is_kept, scores, final_scores)
-        if self._keeps_states:
-            for host, kept in zip(better, is_kept.tolist(), strict=True):
-                self._settled_states[host] = self.population.get_state(host), kept
-
     def _end(self, ended: Flags) -> Floats:
         """End the training of hosts and return their final scores, NaN for the others."""
         for host in np.flatnonzero(ended).tolist():
-            if host in self._settled_states:
-                state, is_kept = self._settled_states.pop(host)
-                self.population.set_state(host, state)
-                self.population.end_growth(host, keep=is_kept)
+            self.hosts.restore_kept(host)
             self.population.finish(host)
         return np.where(ended, self.records.final_score, np.nan)
 
     def _potential(self) -> Floats:
         slots = self.records.slots
         return potential(slots.stage, slots.n_fossils, self.rewards)
-
-    def _evaluate(self, hosts: list[int]) -> HostScores:
-        with self.stopwatch.measure("evaluation"):
-            return self.hosts.evaluate(hosts)
-
-
-def _n_committed(slots: SlotArrays) -> Integers:
-    """Return the number of committed seeds of each host, ``[N]``."""
-    return (slots.n_fossils + (slots.stage == Stage.FOSSILIZED)).sum(1)
 
 
 def require_choices(actions: Integers, n_hosts: int, head_sizes: Integers) -> None:

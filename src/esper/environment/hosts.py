@@ -10,34 +10,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from esper.arrays import Floats, Integers
+from esper.arrays import Integers
 from esper.environment.draws import FinalSplit, make_host_data
+from esper.environment.engine import HostScores
 from esper.errors import TaskError
 from esper.growth.slot_states import Outcome
 from esper.lifecycle.factored_actions import decode_action
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import Form, HostData, HostSpec, Population
 from esper.populations.host import HostCosts
-from esper.populations.host_data import Split
+from esper.populations.host_data import HostState, Split
 from esper.tamiyo.policy.action_masks import ActionMasks, JointMasks, compute_array_masks
 from esper.tamiyo.policy.observations import clip
 from esper.tasks import Metric, Task, TaskDraw
-
-
-@dataclass(frozen=True, eq=False)
-class HostScores:
-    """How well some hosts do on a split, one entry per host."""
-
-    scores: Floats
-    """Clipped to [-1, 1], so that a diverged host has a finite score."""
-    losses: Floats
-    flops: Floats
 
 
 class Hosts:
@@ -72,6 +64,8 @@ class Hosts:
         self.population = Population(
             task.make_host, [spec for _, spec in drawn], form=form, max_slots=task.max_slots
         )
+        self._kept: dict[int, tuple[HostState, bool]] = {}
+        """The state after the epoch that counts, and whether its blended seeds are kept."""
         self._references: list[HostCosts] = []
         for host, (_, spec) in enumerate(drawn):
             is_same = host > 0 and self.designs[host] is self.designs[host - 1]
@@ -217,6 +211,15 @@ class Hosts:
             return self._joint_masks.compute(stage, age, at_rest, is_open)
         return compute_array_masks(stage, age, at_rest, self.slot_config, is_open)
 
+    @property
+    def can_measure(self) -> bool:
+        """Whether hosts can be evaluated without a seed."""
+        return True
+
+    def slot_arrays(self) -> SlotArrays:
+        """Return the state of all slots as live arrays."""
+        return self.population.slot_arrays()
+
     def slot_configs(self) -> list[SlotConfig]:
         """Return the slots of each host."""
         return self._slot_configs
@@ -244,7 +247,19 @@ class Hosts:
             by_metric.setdefault(id(metric), (metric, []))[1].append(index)
         for metric, indices in by_metric.values():
             scores[indices] = np.asarray(metric.score(found.metrics[indices]), np.float64)
-        return HostScores(clip(scores, -1.0, 1.0, missing=-1.0), found.losses, found.flops)
+        scores = clip(scores, -1.0, 1.0, missing=-1.0)  # of a diverged host it is finite, too
+        return HostScores(scores, found.losses, found.flops, scores)
+
+    def keep(self, host: int, *, with_blended: bool) -> None:
+        """Keep the state of a host until :meth:`restore_kept`, with or without blended seeds."""
+        self._kept[host] = self.population.get_state(host), with_blended
+
+    def restore_kept(self, host: int) -> None:
+        """End growth in the state that was kept of a host, if one was."""
+        if host in self._kept:
+            state, with_blended = self._kept.pop(host)
+            self.population.set_state(host, state)
+            self.population.end_growth(host, keep=with_blended)
 
 
 def _padded(slot_config: SlotConfig, n_slots: int) -> SlotConfig:

@@ -9,15 +9,20 @@ import numpy as np
 from esper.config.checks import Bounds, check
 from esper.environment.draws import FinalSplit, Purpose
 from esper.errors import ConfigError, TaskError, did_you_mean, type_of
-from esper.tasks import Task, make_task
+from esper.tasks import Task
+from esper.tasks.registry import create_task
 
 _Seed = Annotated[int, Bounds(0, 2**62)]
 
 
 def find_task(task: str | Task, options: dict[str, Any]) -> Task:
-    """Return the task, made with the options if it is given by name."""
+    """Return the task, made with the options if it is given by name.
+
+    Raises:
+        TaskError: If it is no task, or its draws do not depend on their seed.
+    """
     if isinstance(task, str):
-        return make_task(task, **options)
+        task, options = create_task(task, options), {}
     if not isinstance(task, Task):
         raise TaskError(f"task is {type_of(task)}; it must be a Task or the name of one.")
     if options:
@@ -25,6 +30,8 @@ def find_task(task: str | Task, options: dict[str, Any]) -> Task:
             f"options {', '.join(options)} only apply to a task given by name; "
             "pass them to make_task instead."
         )
+    for design in task.designs:
+        design.require_variety()
     return task
 
 

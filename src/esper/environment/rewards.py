@@ -21,6 +21,7 @@ nothing before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -61,6 +62,13 @@ class RewardTerms:
         """The reward, the sum of all terms."""
         costs = self.flops_cost + self.rent + self.penalty
         return self.progress + self.settlement + costs + self.shaping
+
+    def weighted(self, weights: Mapping[str, float]) -> Floats:
+        """Return the sum of all terms by their weights, which are 1 unless they are given."""
+        if not weights:
+            return self.total
+        terms = self.by_name().items()
+        return np.sum([weights.get(name, 1.0) * term for name, term in terms], axis=0)
 
     def by_name(self) -> dict[str, Floats]:
         """Return each term by name."""

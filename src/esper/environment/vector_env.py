@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from esper.arrays import Flags
-from esper.config.checks import PositiveFloat, PositiveInt, check
+from esper.config.checks import PositiveFloat, PositiveInt, check, require_choice
 from esper.config.growth import RewardConfig
 from esper.config.memory import require_memory, return_large_blocks
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
@@ -28,6 +28,7 @@ from esper.environment.options import (
     require_splits,
     spread_seeds,
 )
+from esper.environment.rewards import REWARD_TERMS
 from esper.errors import ConfigError, DtypeError, ResetNeededError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
@@ -111,6 +112,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self.episode_seconds = episode_seconds
         mode = AutoresetMode.SAME_STEP if autoreset else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
+        self._weights: Mapping[str, float] = {}
         self._seeds = np.zeros(num_envs, np.int64)
         self._episodes = np.zeros(num_envs, np.int64)
         self._started = np.zeros(num_envs)
@@ -155,6 +157,16 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         masks = self.masks
         return np.concatenate([masks[n].numpy() for n in masks if n != SLOT_BY_OP], axis=1)
 
+    def weigh_rewards(self, weights: Mapping[str, float]) -> None:
+        """Weigh terms of the reward, by name; all others by 1.
+
+        Raises:
+            ConfigError: If there is no such term.
+        """
+        for name in weights:
+            require_choice("a name in ablation.rewards", name, REWARD_TERMS)
+        self._weights = dict(weights)
+
     def reset(
         self,
         *,
@@ -193,7 +205,8 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
                 self._begin(done.tolist())
                 observations = self.growth.observe()
         info |= self._mask_info()
-        return observations, result.terms.total, result.terminated, truncated, info
+        reward = result.terms.weighted(self._weights)
+        return observations, reward, result.terminated, truncated, info
 
     def advance(self, actions: NDArray[np.int64]) -> tuple[StepResult, Flags]:
         """Step without resetting; return the result and which episodes were truncated."""

@@ -96,7 +96,7 @@ def program_digest() -> str:
 def _read(path: Path) -> Arrays | None:
     """Return the arrays in a file; None if it is missing or damaged."""
     try:
-        content = read_file(path)
+        content = read_file(path, max_bytes=None)
     except FileNotFoundError:
         return None
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]

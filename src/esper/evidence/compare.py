@@ -24,7 +24,13 @@ from esper.evidence.evaluation import (
     shown_work,
 )
 from esper.evidence.host_trainer import Helpers, HostTrainer, MakeController, make_saved
-from esper.evidence.setting import find_common_setting, find_prices, other_rules, training_episodes
+from esper.evidence.setting import (
+    find_common_setting,
+    find_prices,
+    find_unfinished,
+    other_rules,
+    training_episodes,
+)
 from esper.results.arms import LABELS, Arm
 from esper.results.evidence import Evidence
 from esper.results.files import read_evidence_file
@@ -81,6 +87,7 @@ def compare(
         )
     saved = [find_saved(one) for one in given]
     learned = [one for one in saved if one is not None]
+    unfinished = find_unfinished(saved, is_allowed=options.get("unfinished", False))
     allow_code = options.get("allow_code", False)
     setting = find_common_setting(learned, task, task_options, allow_code=allow_code)
     (price,) = find_prices(price, setting.task.budget.flop_price)
@@ -97,6 +104,7 @@ def compare(
         seed=hosts[0],
         runs=(arms[0].name,),
         command=options.get("command", ""),
+        unfinished=unfinished,
     )
 
 

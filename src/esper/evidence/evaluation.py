@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Annotated, Any, TypedDict, Unpack
@@ -39,6 +39,7 @@ from esper.evidence.setting import (
     find_learned,
     find_prices,
     find_setting,
+    find_unfinished,
     training_episodes,
 )
 from esper.evidence.tuning import TUNING, TunedArms
@@ -100,6 +101,9 @@ class EvalOptions(TypedDict, total=False):
     allow_code: bool
     """Whether to run a task that a controller or run names by ``module:function``; False by
     default. A task that the caller names always may."""
+    unfinished: bool
+    """Whether to include runs that are not done, which every sentence then names; False by
+    default."""
     on_progress: OnProgress
     """Called with the progress."""
     progress: ShowProgress
@@ -151,6 +155,7 @@ def evaluate(
     chosen, saved = choose_arms(arms), find_learned(runs)
     allow_code = options.get("allow_code", False)
     setting = find_setting(saved, task, task_options, allow_code=allow_code)
+    unfinished = find_unfinished(saved, is_allowed=options.get("unfinished", False))
     at = find_prices(prices, saved[0].budget.flop_price)
     n_tuned = sum(ARMS[name] == "tuned" for name in chosen)
     with (
@@ -170,7 +175,8 @@ def evaluate(
             helpers=helpers,
             **options | {"on_progress": on_progress},
         )
-        return evaluation.run(chosen, at)
+        found = evaluation.run(chosen, at)
+    return EvidenceList(replace(one, unfinished=unfinished) for one in found)
 
 
 class Evaluation:
@@ -222,7 +228,7 @@ class Evaluation:
         for name in arms:
             results.append(self._run_arm(name, price, learned))
             self._number += 1
-        learned_prices = {one.budget.flop_price for one in self._saved}
+        learned_prices = {one.learned_price for one in self._saved}
         return self._setting.make_evidence(
             results,
             price=price,

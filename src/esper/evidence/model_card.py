@@ -182,8 +182,9 @@ def _not_shown(rows: Sequence[ClaimRow]) -> list[str]:
 
 def _usage(*, is_shipped: bool) -> str:
     how = (
-        "`esper.grow(model, train_data, val_data)`, `esper.Grower(...)` and `esper grow` use it by "
-        "default."
+        "`esper.Grower(...)`, `esper grow` and `esper.grow` of a task use it by default; "
+        '`esper.grow` of a model with `controller="learned"`. Without that, `esper.grow` races '
+        "sizes of the model by a rule: no controller was shown to be better than that."
         if is_shipped
         else "Name this folder: `controller=` of `esper.grow` and `esper.Grower`, or `esper grow "
         "--controller`."

@@ -53,6 +53,7 @@ class EvalSetting:
             task=self.task.name,
             task_options=self.task_options,
             n_epochs=self.task.budget.n_epochs,
+            test_pool=self.task.shared_tests,
             **facts,
         )
 
@@ -96,6 +97,24 @@ def find_learned(runs: AnyController | Sequence[AnyController]) -> list[SavedCon
         )
     for first, second in combinations(found, 2):
         _require_different_runs(first, second)
+    return found
+
+
+def find_unfinished(
+    saved: Sequence[SavedController | None], *, is_allowed: bool
+) -> tuple[str, ...]:
+    """Return the controllers of runs that are not done, with their rounds.
+
+    Raises:
+        RunError: If there is one and that is not allowed.
+    """
+    rounds = {one.label: one.origin.get("unfinished") for one in saved if one is not None}
+    found = tuple(f"{label}, {done}" for label, done in rounds.items() if done)
+    if found and not is_allowed:
+        raise RunError(
+            f"unfinished: {'; '.join(found)}. Resume it with esper resume, or include it, named in "
+            "every sentence: unfinished=True (--unfinished)."
+        )
     return found
 
 
@@ -225,10 +244,14 @@ def _require_same_method(
     """Reject controllers that cannot be training runs of one method."""
     if (field := _different_field(first, second, _growth_fields)) is not None:
         raise RunError(f"{field}; evaluate them separately, or compare them with esper compare.")
-    if is_other_task:
-        return
-    if (field := _different_field(first, second, _learned_fields)) is not None:
+    field = None if is_other_task else _different_field(first, second, _learned_fields)
+    if field is not None:
         raise RunError(f"{field}; evaluate them separately, or on another task (--task).")
+    are_known = all("settings" in one.origin for one in (first, second))
+    if are_known and (field := _different_field(first, second, _method_fields)) is not None:
+        raise RunError(
+            f"{field}, so they are not seeds of one method; compare them with esper compare."
+        )
 
 
 def _different_field(
@@ -249,6 +272,13 @@ def _learned_fields(saved: SavedController) -> dict[str, Any]:
     task, options, budget = _learned_on(saved)
     named = {f"task_options.{name}": value for name, value in options.items()}
     return {"task": task, **named} | {f"budget.{k}": v for k, v in asdict(budget).items()}
+
+
+def _method_fields(saved: SavedController) -> dict[str, Any]:
+    """Return the settings that a controller learned with, except the task, seed and threads."""
+    of_task = ("task", "task_options", "budget")
+    settings = saved.origin["settings"].items()
+    return {path: text for path, text in settings if path.partition(".")[0] not in of_task}
 
 
 def _growth_fields(saved: SavedController) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.errors import ConfigError, type_of
 from esper.growth.host_slots import HostSlots, own_slots, slots, unwrapped
 from esper.growth.modules import named_modules, named_tensors
-from esper.growth.surgery.edits import Edits, OldIndices, Replacement
+from esper.growth.surgery.edits import Edits, Replacement
 
 
 class AverageKeeper:
@@ -56,19 +56,17 @@ class AverageKeeper:
         for change in edits.replaced:
             if change.old is None or id(change.old) not in self._known:
                 continue
-            average = change.carry(self._known[id(change.old)][1].detach())
-            average = torch.where(change.old_entries(), average, change.new.detach().to(average))
+            before = self._known[id(change.old)][1].detach()
+            average = change.carry(before, change.new.detach().to(before, copy=True))
             self._known[id(change.new)] = change.new, average
-            if change.indices:
-                edits.on_undo(partial(self._cut, change, dict(change.indices)))
+            if change.has_new_entries:
+                edits.on_undo(partial(self._cut, change))
 
-    def _cut(self, change: Replacement, indices: OldIndices) -> None:
+    def _cut(self, change: Replacement) -> None:
         """Give a tensor whose replacement is undone the average of what is left of it."""
         assert change.old is not None, "the tensor was replaced"
         average = self._known[id(change.new)][1].detach()
-        for axis, index in indices.items():
-            average = average.index_select(axis, index)
-        self._known[id(change.old)] = change.old, average
+        self._known[id(change.old)] = change.old, change.carry_back(average)
 
     @torch.no_grad()
     def sync(self) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from esper.errors import BadDataError, type_of
+from esper.errors import BadDataError, message_of, type_of
 from esper.formatting import many
 from esper.tasks import Samples
 
@@ -229,8 +230,25 @@ class Batches:
             yield Batch(args, kwargs, _taken(whole.targets, rows), min(size, n - start))
 
     def _stream(self) -> Iterator[Batch]:
-        for value in self._source:
-            yield self._read_batch(value)
+        with self._worker_deaths_named():
+            for value in self._source:
+                yield self._read_batch(value)
+
+    @contextmanager
+    def _worker_deaths_named(self) -> Generator[None]:
+        """Say that a worker process of a DataLoader died, for which there is no exception."""
+        try:
+            yield
+        except (ConnectionError, EOFError, RuntimeError) as error:
+            is_death = not isinstance(error, RuntimeError) or "DataLoader worker (pid" in str(error)
+            is_raised_there = str(error).startswith("Caught ")  # by the dataset, in a worker
+            if is_raised_there or not (is_death and getattr(self._source, "num_workers", 0)):
+                raise
+            raise BadDataError(
+                f"a worker process of {self.name} died ({message_of(error) or 'without a word'}); "
+                "it may have run out of memory or of shared memory (/dev/shm): use fewer workers, "
+                "or num_workers=0 to see what happens."
+            ) from error
 
     def _read_batch(self, value: Any) -> Batch:
         args, kwargs, targets = self._split(value)

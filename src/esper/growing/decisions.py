@@ -17,7 +17,12 @@ from esper.formatting import (
     whole,
     without_empty,
 )
+from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op
+from esper.lifecycle.slot_arrays import SlotArrays
+from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_state import SlotState
+from esper.tamiyo import Controller
+from esper.tamiyo.controllers.learned import expected_return, expects_gain, op_probabilities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +53,10 @@ class Decision:
     score: float
     """The given score, or how much lower the validation loss is than at first, as a share."""
     op: str
-    """What was done: ``wait``, ``germinate``, ``advance``, ``prune``, ..., or ``finish``."""
+    """What was done: ``wait``, ``germinate``, ``advance``, ``prune``, ..., or ``finish``; in a race
+    of sizes ``stop`` if sizes have lost."""
     slot: str = ""
-    """Where; empty for none."""
+    """Where, or which sizes; empty for none."""
     blueprint: str = ""
     """What germinated; empty for none."""
     why: str = ""
@@ -73,6 +79,9 @@ class Decision:
     """FLOPs of training so far, relative to training the given model for all epochs."""
     slots: dict[str, SlotState] = field(default_factory=dict[str, SlotState])
     """The slots in which something grows or has grown."""
+    lanes: dict[str, float] = field(default_factory=dict[str, float])
+    """In a race of sizes, the score of each size that trained in this epoch. The other numbers are
+    those of the leading size, the smallest one within the tolerance of the best."""
 
     @property
     def should_stop(self) -> bool:
@@ -123,6 +132,12 @@ class Decision:
         return replace(cls(**values), slots=slots)
 
     def __str__(self) -> str:
+        if self.lanes:
+            scores = [f"{name} {score:.4g}" for name, score in self.lanes.items()]
+            stops = [f"{self.action} ({self.why})"] * (self.op != "wait")
+            flops = f"{share(self.flops)} of the FLOPs of no growth"
+            epoch = f"{since_epoch(self.epoch)} of {self.epochs}"
+            return "  ".join([epoch, *scores, *stops, flops])
         odds = self.probabilities.get(self.op)
         parts = [
             f"{since_epoch(self.epoch)} of {self.epochs}",
@@ -140,6 +155,48 @@ class Decision:
 
     def _repr_html_(self) -> str:
         return Trace([self]).to_html()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a controller chose, and what became of it."""
+
+    op: Op = Op.WAIT
+    """What was done."""
+    action: GrowthAction = WAIT
+    """What was chosen."""
+    why: str = ""
+    """Why it was not done; empty if it was."""
+    probabilities: dict[str, float] = field(default_factory=dict[str, float])
+    """How likely each legal op was."""
+    heads: list[int] = field(default_factory=list[int])
+    """The choice of each head; empty if the controller was not asked."""
+    value: float | None = None
+    """The return that the controller expected from then on; None if it has no estimate."""
+    is_gain: bool = False
+    """Whether that is relative to the same model with no growth."""
+
+    @classmethod
+    def of(cls, controller: Controller) -> Choice:
+        """Return what a controller told about its last choice."""
+        odds, value = op_probabilities(controller), expected_return(controller)
+        return cls(probabilities=odds, value=value, is_gain=expects_gain(controller))
+
+    def as_decision(self, slots: SlotArrays, config: SlotConfig, **facts: Any) -> Decision:
+        """Return the decision of the only host, whose slots are these, with facts about it."""
+        acts = self.op not in (Op.WAIT, Op.FINISH)
+        return Decision(
+            op=self.op.name.lower(),
+            slot=self.action.slot if acts else "",
+            blueprint=self.action.blueprint if self.op is Op.GERMINATE else "",
+            probabilities=self.probabilities,
+            choices=self.heads,
+            value=self.value,
+            is_gain=self.is_gain,
+            seed_parameters=int(slots.grown_parameters.sum()),
+            slots=slots.states(0, config),
+            **facts,
+        )
 
 
 OnStep = Callable[[Decision], None]

@@ -6,31 +6,39 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from esper.config.catalogue import SHIPPED
 from esper.config.checks import Bounds, NonNegativeFloat, PositiveInt, Seed, check
 from esper.config.growth import MAX_EPOCHS, Budget, TrainingSettings
 from esper.environment.options import find_task
 from esper.errors import ConfigError
 from esper.growing.batches import Batches, DataLike
 from esper.growing.decisions import OnStep, ignore_step
-from esper.growing.grown import Grown
+from esper.growing.grown import Grown, add_baseline, wants_baseline
 from esper.growing.measuring import require_finite, require_finite_data
 from esper.growing.objectives import LossFunction, MetricFunction, make_objective
 from esper.growing.own_models import OwnModel, copy_all, read_settings
 from esper.growing.progress import EpochProgress
+from esper.growing.racing import RACE, SizeRace
 from esper.growing.task_hosts import grow_task
-from esper.growing.training_loop import Limits, TrainingLoop
+from esper.growing.training_loop import Limits
+from esper.growth.host_slots import own_slots, unwrapped
 from esper.modes import suitable_threads
 from esper.populations.host import EVALUATION_BATCH
 from esper.progress import ShowProgress
+from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tasks import Metric, Task
 from esper.training.lookup import AnyController, find_saved, require_progressive
 
+RACE_EPOCHS = 30
+"""Epochs that a race of sizes trains by default."""
+
+Tolerance = Annotated[float, Bounds(0.0, 0.5)]
 Epochs = Annotated[int, Bounds(1, MAX_EPOCHS)]
 
 
@@ -44,6 +52,7 @@ def grow(
     metric: str | Metric | MetricFunction | None = None,
     class_weights: Tensor | Sequence[float] | None = None,
     price: float | None = None,
+    tolerance: float = 0.01,
     controller: AnyController = "shipped",
     target: Mapping[str, int] | None = None,
     fractions: Sequence[float] | None = None,
@@ -54,7 +63,7 @@ def grow(
     max_flops: float | None = None,
     max_seconds: float | None = None,
     patience: int | None = None,
-    baseline: bool = False,
+    baseline: bool | Literal["auto"] = False,
     resume: str | os.PathLike[str] | None = None,
     progress: ShowProgress = "auto",
     seed: int = 0,
@@ -64,7 +73,7 @@ def grow(
     """Train a model while a controller grows it, and return a plain module.
 
     A copy is trained and grown; the given model, its gradients and its modes do not change. After
-    each epoch the model is validated, and the epoch with the best metric counts: seeds that were
+    each epoch the model is validated, and the best epoch is kept: seeds that were
     blended in by then are kept if the metric with them is at least as good as without them. The
     given model is returned if no epoch was better, so the result is never worse on validation.
     Because the validation data decide, an unbiased estimate needs separate test data.
@@ -76,7 +85,8 @@ def grow(
     on its test split.
 
     Args:
-        model: Any module; its slots, if it has any, must be empty. Or a task, or the name of one.
+        model: Any module; its slots, if it has any, must be empty. A compiled one is trained
+            compiled; the result is not compiled. Or a task, or the name of one.
         train_data: The training data: a pair (inputs, targets) of tensors or arrays, or a Dataset,
             DataLoader or other iterable of such pairs or of mappings with ``labels``; inputs get
             the model's dtype and device, images in bytes are scaled to [0, 1].
@@ -84,14 +94,19 @@ def grow(
         epochs: Epochs to train, all of which are used unless a limit ends it; None for the number
             that the controller was trained with. An :class:`esper.Budget` also has the price.
         loss: A function of outputs and targets; None for the model's own loss if it returns one,
-            cross-entropy for whole targets, or the squared error for others.
+            cross-entropy for classes, or the squared error for numbers. Classes are whole targets,
+            or floats of which all are 0 or 1 if the model has one output.
         metric: ``"accuracy"``, ``"mse"``, ``"r2"``, ``"loss"``, an :class:`esper.Metric`, or a
             function of outputs and targets where more is better; None for the one that fits.
+            ``"mse"`` and ``"r2"`` take all floats for numbers.
         class_weights: A weight for each class, for the default loss.
         price: Price of the FLOPs of plain training, in score, that the controller is told. At 0,
             the default for a model, it never ends the training early; a task has its own price.
-        controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name of
-            a simple controller, or a controller.
+        tolerance: How far the returned size may be from the best one: points of the metric as a
+            share of 1, so 0.01 is 1 point of accuracy, or a share of a loss. At 0 the best counts.
+        controller: ``"shipped"`` for a race of sizes (for a task, a model with slots or a price,
+            the learned controller), ``"learned"`` for the learned controller, the folder of a saved
+            one or of a run, a run, the name of a simple controller, or a controller.
         target: With ``controller="progressive"``, the size to grow to: ``{"depth": 12}`` for 12
             residual blocks, or ``{"parameters": 100_000}``. The best epoch at that size counts.
         fractions: The fractions of the budget at which it grows.
@@ -103,26 +118,28 @@ def grow(
         scheduler: A scheduler of that optimizer, or a function of an optimizer that returns one. It
             is stepped after each epoch, OneCycleLR and CyclicLR after each batch.
         max_parameters: Parameters that the model may have.
-        max_flops: FLOPs of training after which it ends.
+        max_flops: FLOPs of training that it may take; it ends before a batch that needs more.
         max_seconds: Seconds after which it ends.
         patience: Epochs without a better one after which it ends.
-        baseline: Whether to train the given model with no growth as well, with the same seeds, and
-            say which was better.
-        resume: A folder to save the training in after each epoch, and to go on from if it holds
-            one.
+        baseline: Whether to train the given model with no growth as well, with the same seeds and
+            limits, and say which was better; ``"auto"`` does if growing took less than a minute.
+        resume: A folder to save the training in after each epoch, and to resume from if it holds
+            one, also with more epochs or other limits. It must hold nothing else.
         progress: Whether to show a bar; by default in terminals and notebooks.
         seed: Seeds the order of batches, the weights of seeds and the controller; for a task also
             the host and its data.
         on_step: Called after each epoch.
         settings: ``learning_rate`` (1e-3), ``batch_size`` (32; for data that do not come in
-            batches), ``weight_decay`` and the other settings of :class:`~esper.PopulationConfig`;
-            for a task that is given by name, its options.
+            batches), ``weight_decay`` and the other settings of :class:`~esper.PopulationConfig`,
+            those of an optimizer only if it is given by name; for a task that is given by name, its
+            options.
 
     Raises:
         BadDataError: If the data are invalid or do not fit the model.
         NonFiniteError: If the model's weights or outputs are NaN or infinite.
         SlotError: If the model has no place for a slot.
         ConfigError: If a setting is invalid.
+        CheckpointError: If the folder of ``resume`` holds other files, or is damaged.
         ControllerError: If there is no such controller.
 
     Examples:
@@ -136,6 +153,8 @@ def grow(
     check("on_step", on_step, OnStep | None)
     check("epochs", epochs, Epochs | Budget | None)
     check("price", price, NonNegativeFloat | None)
+    check("baseline", baseline, bool | Literal["auto"])
+    check("tolerance", tolerance, Tolerance)
     options: dict[str, Any] = {**settings}
     require_progressive(controller, target=target, fractions=fractions)
     if isinstance(model, (Task, str)):
@@ -153,7 +172,6 @@ def grow(
             max_seconds=max_seconds,
             patience=patience,
             resume=resume,
-            baseline=baseline or None,
         )
         task = find_task(model, options)
         usual = task.budget
@@ -167,10 +185,13 @@ def grow(
             target=target,
             fractions=fractions,
             seed=seed,
+            baseline=baseline,
             on_step=on_step or ignore_step,
             progress=progress,
         )
     seed = check("seed", seed, Seed)
+    if resume is not None:
+        CheckpointFolder(resume).require_free()
     check("max_parameters", max_parameters, PositiveInt | None)
     wanted = (target or {}).get("parameters", 0)
     if max_parameters is not None and wanted > max_parameters:
@@ -178,11 +199,13 @@ def grow(
             f"target is {wanted:,} parameters, but max_parameters is {max_parameters:,}; give one "
             "of them."
         )
-    saved = find_saved(controller)
-    usual = Budget() if saved is None else saved.budget
-    plan = _find_budget(epochs, replace(usual, flop_price=price or 0.0))
-    training = read_settings(options, optimizer, inspect.signature(grow).parameters)
+    training = read_settings(options, optimizer, _ARGUMENTS)
     given, given_optimizer = copy_all(model, optimizer, scheduler)
+    is_race = _is_race(given, controller, price)
+    saved = None if is_race else find_saved(controller)
+    own = Budget(n_epochs=RACE_EPOCHS) if is_race else Budget()
+    usual = own if saved is None else saved.budget
+    plan = _find_budget(epochs, replace(usual, flop_price=price or 0.0))
     train = Batches(
         train_data,
         "train_data",
@@ -228,6 +251,11 @@ def grow(
             for batches in (train, validation):
                 require_finite_data(given, objective, batches)
             require_finite(given, validation)
+        if is_race:
+            sizes = SizeRace(work=work, tolerance=tolerance)
+            return sizes.run(
+                on_step=on_step or ignore_step, resume=resume, bar=bar, baseline=baseline
+            )
         grown, loop = work.run(
             controller if saved is None else saved,
             target=target,
@@ -236,30 +264,29 @@ def grow(
             resume=resume,
             bar=bar,
         )
-    if baseline and not loop.was_interrupted:
-        return _add_baseline(grown, loop, work, progress)
-    return grown
-
-
-def _add_baseline(
-    grown: Grown, loop: TrainingLoop, work: OwnModel, progress: ShowProgress
-) -> Grown:
-    """Train the given model with no growth, for as many epochs, and compare."""
-    n_epochs = max(1, loop.grower.epoch)  # whatever ended it
-    with EpochProgress(progress, n_epochs, "training with no growth") as bar:
-        plain, plain_loop = replace(work, limits=Limits(epochs=n_epochs)).run(
-            "no-growth", on_step=ignore_step, resume=None, bar=bar
-        )
-    if plain_loop.was_interrupted:
+    if loop.was_interrupted or not wants_baseline(baseline, grown):
         return grown
-    value = plain_loop.kept.evaluation.value
-    summary = replace(
-        grown.summary,
-        baseline=value,
-        is_above_baseline=work.objective.is_better(loop.kept.evaluation.value, value),
-        gain=float(grown.results.returns[0] - plain.results.returns[0]),
-    )
-    return replace(grown, summary=summary)
+    with EpochProgress(progress, plan.n_epochs, "training with no growth") as bar:
+        plain, loop = work.run("no-growth", on_step=ignore_step, resume=None, bar=bar)
+    return grown if loop.was_interrupted else add_baseline(grown, plain, objective.is_better)
+
+
+_ARGUMENTS = [name for name in inspect.signature(grow).parameters if name != "settings"]
+
+
+def _is_race(model: nn.Module, controller: AnyController, price: float | None) -> bool:
+    """Return whether sizes of a model race, rather than a controller steering its growth."""
+    is_named = isinstance(controller, str) and controller == RACE
+    if is_named and price:
+        raise ConfigError(f"price is {price!r}; it needs a controller, such as 'learned'.")
+    has_slots = isinstance(model, nn.Module) and own_slots(unwrapped(model)) is not None
+    if is_named and has_slots:
+        raise ConfigError(
+            "the model has slots, which a controller fills; give controller='learned', or the "
+            "model without them, esper.export(model)."
+        )
+    is_default = isinstance(controller, str) and controller == SHIPPED
+    return is_named or (is_default and not price and not has_slots)
 
 
 def _require_none(model: Task | str, **arguments: object) -> None:

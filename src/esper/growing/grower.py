@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -13,46 +11,44 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.config.checks import (
     Bounds,
     NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     Seed,
-    as_number,
     check,
     rejects_unknown,
 )
 from esper.config.growth import MAX_EPOCHS, Budget
-from esper.errors import ConfigError, EsperError, GrowerError, SlotError, TensorError, type_of
+from esper.errors import ConfigError, GrowerError, SlotError, type_of
 from esper.growing.averages import AverageKeeper
-from esper.growing.decider import Choice, Decider, EpochSums
-from esper.growing.decisions import Decision, Trace
+from esper.growing.decisions import Choice, Decision, Trace
+from esper.growing.epoch_results import EpochReader, EpochResults, require_function
+from esper.growing.own_episode import OwnEpisode
 from esper.growing.recording import Recording, own_training_config, start_recording
 from esper.growing.sampling import SampleCatcher
-from esper.growing.slots import place_slots, require_trainable
+from esper.growing.slots import place_same_slots, require_trainable
+from esper.growing.steps import EpochSums, Steps
 from esper.growth.dry_run import SampleInput
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import HostSlots, own_slots, remove_slots, slots, unwrapped
 from esper.growth.modules import count_parameters
-from esper.growth.optimizers import OptimizerKeeper, as_optimizers, require_vectors
+from esper.growth.optimizers import as_optimizers, require_vectors
 from esper.growth.placement import require_growable
 from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.sharding import find_mesh, require_whole, reshard
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_state import SlotState
-from esper.lifecycle.stages import Stage
 from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.controller import require_controller
 from esper.training.lookup import AnyController, find_saved
 
-FORMAT = 2
+FORMAT = 3
 """Version of :meth:`Grower.state_dict`."""
 
 
@@ -95,7 +91,7 @@ class Grower:
         optimizer: Optimizer | Sequence[Optimizer],
         *,
         epochs: int,
-        controller: AnyController = "shipped",
+        controller: AnyController = "learned",
         at: Sequence[str] | None = None,
         sample_input: SampleInput | None = None,
         price: float = 0.0,
@@ -111,7 +107,7 @@ class Grower:
             model: Any module; also inside ``torch.compile`` or DistributedDataParallel.
             optimizer: The optimizer of its parameters, or several that share them.
             epochs: Epochs that will be trained.
-            controller: ``"shipped"``, the folder of a saved controller or of a run, a run, the name
+            controller: ``"learned"``, the folder of a saved controller or of a run, a run, the name
                 of a simple controller, or a controller.
             at: Blocks and pairs of layers that get slots; None for the model's own or, without
                 any, for up to 12 that :func:`esper.find_slots` finds. Seeds on a single layer
@@ -141,12 +137,11 @@ class Grower:
         require_growable(model)
         self.model, self._module = model, unwrapped(model)
         self.budget = Budget(n_epochs=epochs, flop_price=float(price), parameter_rent=0.0)
-        self.max_parameters = _as_limit(max_parameters, self._module)
+        self.max_parameters = parameter_limit(max_parameters, self._module)
         require_trainable(self._module)
         self.optimizers = as_optimizers(optimizer, self._module)
         require_vectors(self.optimizers)
-        self.schedulers = _as_schedulers(scheduler)
-        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.schedulers = as_schedulers(scheduler)
         self.seed = seed
         self.epoch = 0
         """Epochs trained."""
@@ -164,12 +159,11 @@ class Grower:
             raise ConfigError("ema does not work with a sharded model; leave it out.")
         self.ranks = Ranks(model)
         """The processes that train the model."""
-        self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
+        averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._steps = Steps(self._module, self.optimizers, self.scaler, averages, self.ranks)
+        self._results = EpochReader(self.ranks)
         self._at, self._controller_name = at, controller
-        self._first_loss: float | None = None
-        self._first_val_loss: float | None = None
-        self._n_micro = 0
-        self._sums = EpochSums()
         self._recording: Recording | None = None
         self._saved = find_saved(controller)  # an unknown controller fails here
         if self._saved is None and not isinstance(controller, str):
@@ -192,19 +186,25 @@ class Grower:
             GrowerError: If they are found in the first training step, which has not been done.
         """
         self._require_started()
-        return self._slots
+        return self._episode.hosts.slots
+
+    @property
+    def episode(self) -> OwnEpisode:
+        """What is known about the training, and the controller that decides by it."""
+        self._require_started()
+        return self._episode
 
     @property
     def governor(self) -> Governor:
         """The governor, which blocks updates that would break the model."""
         self._require_started()
-        return self._governor
+        return self._steps.governor
 
     @property
     def was_limited(self) -> bool:
         """Whether ``max_parameters`` ruled out a seed that could have been planted."""
         self._require_started()
-        return self._decider.was_limited
+        return self._episode.was_limited
 
     def step(
         self, loss: Tensor, *, accumulate: int = 1, max_grad_norm: float | None = None
@@ -223,19 +223,8 @@ class Grower:
         Returns:
             None; or a report if the model was rolled back to its last good state instead.
         """
-        if accumulate != 1:
-            check("accumulate", accumulate, PositiveInt)
-        if max_grad_norm is not None:
-            check("max_grad_norm", max_grad_norm, PositiveFloat)
-        report = self.check_loss(loss)
-        if report is None:
-            self._n_micro += 1
-            self._max_grad_norm = max_grad_norm
-            if self._n_micro % accumulate:
-                return None
-            report = self._update()
-        self._n_micro = 0
-        return report
+        self._require_started()
+        return self._steps.step(loss, accumulate, max_grad_norm)
 
     def check_loss(self, loss: Tensor | float) -> GovernorReport | None:
         """Roll the model back if a loss is NaN, infinite or far outside its range.
@@ -244,14 +233,7 @@ class Grower:
         if both return None by ``optimizer.step()`` and :meth:`commit`.
         """
         self._require_started()
-        if isinstance(loss, Tensor) and loss.numel() != 1:
-            raise TensorError(f"loss has shape {list(loss.shape)}; it must be a scalar.")
-        report = self._governor.check_loss(loss)
-        if report is None:
-            value = self._governor.loss
-            self._sums.add_loss(value)
-            self._first_loss = value if self._first_loss is None else self._first_loss
-        return self._note(report)
+        return self._steps.check_loss(loss)
 
     def check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
         """Average the gradients of seeds over all ranks, and roll back if one is not finite.
@@ -264,20 +246,12 @@ class Grower:
                 ``no_sync()``.
         """
         self._require_started()
-        report = self._governor.check_gradients(
-            is_synced=is_synced, may_overflow=self.scaler is not None
-        )
-        norm = self._governor.gradient_norm
-        if report is None and math.isfinite(norm):
-            self._sums.add_norms(
-                norm, ((name, slot.gradient_norm()) for name, slot in self._growing)
-            )
-        return self._note(report)
+        return self._steps.check_gradients(is_synced=is_synced)
 
     def commit(self) -> None:
         """Note that the parameters are updated, after both checks were passed."""
         self._require_started()
-        self._governor.commit()
+        self._steps.governor.commit()
 
     def end_epoch(
         self,
@@ -310,43 +284,39 @@ class Grower:
                 f"epoch {self.epoch + 1} is beyond the budget of {self.epochs} epochs; make the "
                 "Grower with more epochs, or end the training here."
             )
-        if validate is not None and not callable(validate):
-            raise ConfigError(
-                f"validate is {type_of(validate)}; it must be a function that returns the score of "
-                "the model as it is."
-            )
+        require_function(validate)
         if score is None and validate is not None:
             score = validate()
         reshard(self._module)
-        train_loss, val_loss, score = self._agree(train_loss, val_loss, score)
-        self._require_unchanged()
-        if self._n_micro:  # batches that did not fill the last update
-            self._update(is_synced=False)
-            self._n_micro = 0
-        decider, governor, sums = self._decider, self._governor, self._sums
-        contributions = self._measure(score, validate)
-        self._note(governor.check_parameters() or governor.check_validation(val_loss))
-        decider.note_contributions(contributions)
+        steps, episode = self._steps, self._episode
+        governor, sums, hosts = steps.governor, steps.sums, episode.hosts
+        found = self._results.read(train_loss, val_loss, score, sums.mean_loss)
+        steps.require_unchanged()
+        steps.flush()
+        hosts.refresh()
+        validation = self._results.make_validation(validate)
+        loss = found.finite_val_loss if found.finite_val_loss is not None else found.train_loss
+        scores = hosts.note_scores(found.score, loss)
+        if episode.is_first:
+            episode.begin(scores, steps.first_loss)
+        with hosts.validated_by(validation):
+            episode.end_epoch([0], sums.report(list(hosts.slots), found.train_loss), scores)
+        steps.note(governor.check_parameters() or governor.check_validation(found.val_loss))
         self.epoch += 1
-        if val_loss is not None and not math.isfinite(val_loss):
-            val_loss = None  # the governor has seen it
-        loss = val_loss if val_loss is not None else train_loss
-        if decider.is_first:
-            decider.start(score, loss, self._first_loss)
-        decider.add_epoch(sums, self._count_samples(), train_loss, loss, score)
-        self._slots.tick()
+        episode.records.was_restored[0] = bool(sums.problems)
+        episode.add_costs(self._count_samples(), sums.n_losses)
+        hosts.slots.tick()
         governor.keep()
-        slots = decider.slot_arrays()
-        self.last_slots = slots.states(0, decider.slot_config)
-        decision = self._decide(train_loss, val_loss, score)
-        self._note_growing()
-        for average in self._averages:
-            average.sync()
-        self.was_rolled_back, self._sums = bool(sums.problems), EpochSums()
+        slots = hosts.refresh()
+        self.last_slots = slots.states(0, episode.slot_config)
+        decision = self._decide(found)
+        steps.note_growing()
+        steps.sync()
+        self.was_rolled_back, steps.sums = bool(sums.problems), EpochSums()
         self.trace.append(decision)
         if self._recording is not None:
             rate = float(self.optimizers[0].param_groups[0]["lr"])
-            self._recording.add_epoch(decider, self.trace, slots, sums.problems, rate)
+            self._recording.add_epoch(episode, self.trace, slots, sums.problems, rate)
         return decision
 
     def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
@@ -358,19 +328,20 @@ class Grower:
             GrowerError: If an epoch has been trained, or there is no score.
         """
         self._require_started()
-        decider = self._decider
-        if self.epoch or not decider.is_first:
+        episode = self._episode
+        if self.epoch or not episode.is_first:
             raise GrowerError(
                 f"the training has begun, with {self.epoch} epochs; call begin() once and before "
                 "the first epoch."
             )
-        _, val_loss, score = self._agree(None, val_loss, score)
-        decider.start(score, val_loss, None)
-        self._governor.check_validation(val_loss)
-        decision = self._decide(None, val_loss, score)
+        found = self._results.read(None, val_loss, score, None)
+        episode.hosts.refresh()
+        episode.begin(episode.hosts.note_scores(found.score, found.finite_val_loss), None)
+        self._steps.governor.check_validation(found.val_loss)
+        decision = self._decide(found)
         self.trace.append(decision)
         if self._recording is not None:
-            self._recording.note_decision(decider, decision)
+            self._recording.note_decision(episode, decision)
         return decision
 
     def record(self, folder: str | os.PathLike[str] | None = None) -> Path | None:
@@ -411,7 +382,7 @@ class Grower:
 
     @property
     def controller_name(self) -> str:
-        """The name of the controller, such as ``shipped (universal, 0.2)``."""
+        """The name of the controller, such as ``learned (universal, 0.2)``."""
         if self._saved is not None:
             return self._saved.label
         given = self._controller_name
@@ -427,14 +398,14 @@ class Grower:
     def flops(self) -> float:
         """FLOPs of training so far."""
         self._require_started()
-        records = self._decider.records
+        records = self._episode.records
         return float(records.flops_used[0] * records.reference_flops[0])
 
     @property
     def batch_flops(self) -> float:
         """FLOPs of training the model as it is on one batch; 0 without a sample of its input."""
         self._require_started()
-        return self._sample.batch_size * self._decider.sample_flops()
+        return self._sample.batch_size * self._episode.hosts.sample_flops()
 
     def export(self) -> nn.Module:
         """Return the model as a plain module, without anything of Esper.
@@ -456,20 +427,21 @@ class Grower:
         self._require_started()
         reshard(self._module)
         model = self._module.state_dict() if weights else {}
+        steps = self._steps
         return {
             "format": FORMAT,
             "epoch": self.epoch,
-            "growth": json.dumps(describe_slots(self._slots)),
+            "growth": json.dumps(describe_slots(self.slots)),
             "model": {name: tensor.detach().clone() for name, tensor in model.items()},
-            "optimizers": self._keeper.state_dict(),
+            "optimizers": steps.keeper.state_dict(),
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
-            "averages": [average.state_dict() for average in self._averages],
+            "averages": [average.state_dict() for average in steps.averages],
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "governor": self._governor.state_dict(),
-            "records": self._decider.records.state_dict(),
-            "history": self._decider.history_dict(),
+            "governor": steps.governor.state_dict(),
+            "records": self._episode.records.state_dict(),
+            "history": self._episode.history_dict(),
             "trace": json.dumps(self.trace.to_json()),
-            "first_losses": [self._first_loss, self._first_val_loss],
+            "first_losses": [steps.first_loss, self._results.first_val_loss],
             "is_finished": self.is_finished,
             "random": torch.get_rng_state(),
             "rank": self.ranks.number,
@@ -490,7 +462,7 @@ class Grower:
                 f"the state has format {state.get('format')!r}; this version of Esper reads format "
                 f"{FORMAT}."
             )
-        if self.epoch or self._sums.n_losses:
+        if self.epoch or self._steps.sums.n_losses:
             raise GrowerError(
                 f"this Grower has trained for {self.epoch} epochs; load the state into a new one, "
                 "made with a new model and optimizer."
@@ -504,7 +476,7 @@ class Grower:
                 )
         remove_slots(self._module)
         restore_slots(self._module, json.loads(state["growth"]), self._follow)
-        self._note_growing()
+        self._steps.note_growing()
         self._start_deciding()
         try:
             self._module.load_state_dict(state["model"])
@@ -512,19 +484,19 @@ class Grower:
             raise GrowerError(
                 f"the state belongs to another model: {' '.join(str(error).split())}"
             ) from error
-        self._keeper.load_state_dict(state["optimizers"])
+        self._steps.keeper.load_state_dict(state["optimizers"])
         self._load_parts(state)
-        self._decider.records.load_state_dict(state["records"])
-        self._decider.replay(state["history"])
+        self._episode.load_records(state["records"])
+        self._episode.replay(state["history"])
         self.trace = Trace.from_json(json.loads(state["trace"]))
         self.epoch, self.is_finished = int(state["epoch"]), bool(state["is_finished"])
-        self._first_loss, self._first_val_loss = state["first_losses"]
-        self._governor.load_state_dict(state["governor"])
+        self._steps.first_loss, self._results.first_val_loss = state["first_losses"]
+        self._steps.governor.load_state_dict(state["governor"])
         if state["rank"] == self.ranks.number:
             torch.set_rng_state(state["random"])
 
     def _load_parts(self, state: Mapping[str, Any]) -> None:
-        for kind, own in (("schedulers", self.schedulers), ("averages", self._averages)):
+        for kind, own in (("schedulers", self.schedulers), ("averages", self._steps.averages)):
             if len(state[kind]) != len(own):
                 raise GrowerError(
                     f"the state has {len(state[kind])} {kind}, but this Grower has {len(own)}; "
@@ -537,7 +509,7 @@ class Grower:
 
     def _require_started(self) -> None:
         """Find the slots if that has not been done, and count FLOPs once there is a sample."""
-        if self._is_started and self._decider.meter is not None:
+        if self._is_started and self._episode.hosts.meter is not None:
             return
         sample = self._sample.take()
         if not self._is_started:
@@ -548,14 +520,16 @@ class Grower:
                 )
             self._start()
         elif sample is not None:
-            self._decider.start_meter(sample)
+            self._episode.start_meter(sample)
 
     def _start(self) -> None:
         for name, value in (("seed", self.seed), ("epochs", self.epochs)):
             advice = f"give every Grower the same {name}"
             self.ranks.require_same(Call.START, name, [float(value)], advice)
         if own_slots(self._module) is None or self._at is not None:
-            self._place_slots()
+            growth = None if self._saved is None else self._saved.growth
+            sample = self._sample.take()
+            place_same_slots(self._module, self._at, sample, self.ranks, growth, seed=self.seed)
         self._follow(slots(self._module))
         self._start_deciding()
 
@@ -568,229 +542,53 @@ class Grower:
                 "join; grow the model before fully_shard, use DistributedDataParallel, or give "
                 "esper.add_slots the names of blocks, for modules beside them."
             )
-        self._slots = host_slots
-        self._keeper = OptimizerKeeper(self._module, self.optimizers)
-        for average in self._averages:
-            average.follow(host_slots)
-        host_slots.listeners.append(_weakly(self._note_structure))
-        host_slots.action_listeners.append(_weakly(self._note_growing))
-        self._note_structure()
+        self._steps.follow(host_slots)
 
     def _start_deciding(self) -> None:
         """Make the governor and the controller of a model whose structure is followed."""
-        self._governor = Governor(self.model, self.optimizers, ranks=self.ranks)
-        self._decider = decider = Decider(
-            self._module, self._slots, self.budget, self.ranks, self.max_parameters
+        self._steps.governor = Governor(self.model, self.optimizers, ranks=self.ranks)
+        self._episode = episode = OwnEpisode(
+            self._module, slots(self._module), self.budget, self.ranks, self.max_parameters
         )
         saved, given = self._saved, self._controller_name
         if saved is not None:
-            decider.controller = saved.make(decider.slot_config)
+            episode.controller = saved.make(episode.slot_config)
         elif isinstance(given, str):
-            decider.controller = make_controller(given, decider.layout)
+            episode.controller = make_controller(given, episode.layout)
         else:
-            decider.controller = cast(Controller, given)
-        decider.controller.start(1, seed=self.seed)
+            episode.controller = cast(Controller, given)
+        episode.controller.start(1, seed=self.seed)
         sample = self._sample.take()
         if sample is not None:
-            decider.start_meter(sample)
+            episode.start_meter(sample)
         self._is_started = True
-
-    def _note_structure(self) -> None:
-        """Note which parameters there are, after some were added, removed or replaced."""
-        self._known = dict(self._module.named_parameters())
-        self._note_growing()
-
-    def _note_growing(self) -> None:
-        """Note the slots with an uncommitted seed; looking for them takes long in every step."""
-        self._growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
-
-    def _require_unchanged(self) -> None:
-        """Raise if parameters were replaced by hand, or the optimizers lost those of seeds."""
-        now = dict(self._module.named_parameters())
-        for name, parameter in self._known.items():
-            if now.get(name) is not parameter:
-                raise GrowerError(
-                    f"parameter {name!r} of the model was replaced while it grows; make a new "
-                    "Grower after changing the model."
-                )
-        self._governor.require_seeds()
-
-    def _place_slots(self) -> None:
-        """Add the slots that rank 0 chooses, whose sample differs from those of the others."""
-        values: dict[str, Any] = {}
-        if self.ranks.number == 0:
-            try:
-                with torch.random.fork_rng(devices=[]):
-                    place_slots(
-                        self._module,
-                        self._at,
-                        self._sample.take(),
-                        growth_config=None if self._saved is None else self._saved.growth,
-                        seed=self.seed,
-                    )
-                values = describe_slots(slots(self._module))
-            except EsperError as error:
-                self.ranks.text_from_first(Call.START, json.dumps({"error": str(error)}))
-                raise
-        values = json.loads(self.ranks.text_from_first(Call.START, json.dumps(values)))
-        if "error" in values:
-            raise SlotError(f"rank 0: {values['error']}")
-        if self.ranks.number > 0:
-            restore_slots(self._module, values)
-
-    def _update(self, *, is_synced: bool = True) -> GovernorReport | None:
-        if self.ranks.count == 1 and all(p.grad is None for p in self._module.parameters()):
-            raise GrowerError(
-                "no parameter has a gradient, so there is nothing to learn from; call "
-                "loss.backward() before grower.step(loss)."
-            )
-        if self.scaler is not None:
-            # Before the scaler looks for infinite gradients, so that all ranks see the same.
-            self._governor.average_gradients(is_synced=is_synced)
-            for optimizer in self.optimizers:
-                _unscale(self.scaler, optimizer)
-        report = self.check_gradients(is_synced=is_synced)
-        if report is None:
-            if self._max_grad_norm is not None:
-                for parameters in self._clipped_together():
-                    clip_grad_norm_(parameters, self._max_grad_norm)
-            self.commit()
-            self._step_optimizers()
-        return report
-
-    def _step_optimizers(self) -> None:
-        for optimizer in self.optimizers:
-            if self.scaler is None:
-                optimizer.step()
-            else:
-                self.scaler.step(optimizer)
-        if self.scaler is not None:
-            self.scaler.update()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
-    def _clipped_together(self) -> list[list[nn.Parameter]]:
-        """Return the parameters by whose gradients' norm each is clipped.
-
-        A seed that trains in isolation is apart, because it must not change how the host learns.
-        """
-        apart = [
-            slot.seed_parameters() for _, slot in self._growing if slot.stage == Stage.TRAINING
-        ]
-        isolated = {id(parameter) for part in apart for parameter in part}
-        return [[p for p in self._known.values() if id(p) not in isolated], *apart]
-
-    def _note(self, report: GovernorReport | None) -> GovernorReport | None:
-        if report is not None:
-            self._sums.problems.append(report.reason)
-            self._note_growing()
-            for average in self._averages:
-                average.sync()
-        return report
-
-    def _measure(self, score: float, validate: Callable[[], float] | None) -> dict[str, float]:
-        """Return what each held seed contributes to the score, if there is a way to measure it.
-
-        Raises:
-            GrowerError: If validation gives no finite number.
-        """
-        found: dict[str, float] = {}
-        if any(has for (has,) in self.ranks.exchange(Call.VALIDATE, [validate is not None])):
-            for name, slot in self._growing:
-                if slot.stage == Stage.HOLDING:
-                    with slot.switched_off():
-                        found[name] = score - self._validate(validate)
-        return found
-
-    def _validate(self, validate: Callable[[], float] | None) -> float:
-        own = None if validate is None else as_number("what validate() returns", validate())
-        (mean,) = self.ranks.mean(Call.VALIDATE, [own])
-        if mean is None or not math.isfinite(mean):
-            raise GrowerError(
-                f"what validate() returns is {mean}; it must be a finite number, the score of the "
-                "model as it is. Nothing has changed: end the epoch again."
-            )
-        return mean
 
     def _count_samples(self) -> int:
         """Return the number of samples of the epoch, on all ranks."""
         (size,) = self.ranks.mean(Call.END_EPOCH, [self._sample.batch_size])
-        return round(max(1, self._sums.n_losses) * cast(float, size) * self.ranks.count)
+        return round(max(1, self._steps.sums.n_losses) * cast(float, size) * self.ranks.count)
 
-    def _agree(
-        self, train_loss: float | None, val_loss: float | None, score: float | None
-    ) -> tuple[float | None, float | None, float]:
-        """Return the losses and the score of the epoch, the mean over all ranks."""
-        given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
-        train_loss, val_loss, score = (
-            None if value is None else as_number(name, value) for name, value in given.items()
-        )
-        if train_loss is None or not math.isfinite(train_loss):
-            train_loss = self._sums.mean_loss  # the governor left bad batches out
-        given = {"train_loss": train_loss, "val_loss": val_loss, "score": score}
-        agreed = self.ranks.mean(Call.END_EPOCH, list(given.values()))
-        means = {n: value for n, value in zip(given, agreed, strict=True) if value is not None}
-        if "val_loss" not in means and "score" not in means:
-            raise GrowerError(
-                "end_epoch has neither score nor val_loss; the controller decides by how the model "
-                "does on data that it is not trained on, so give it one of them."
-            )
-        for name, value in means.items():
-            if not math.isfinite(value) and not (name == "val_loss" and "score" in means):
-                raise GrowerError(
-                    f"{name} is {value}; it must be finite. The model is as it was: end the epoch "
-                    "again with another value, or export it."
-                )
-        if self._first_val_loss is None and math.isfinite(means.get("val_loss", math.nan)):
-            self._first_val_loss = means["val_loss"]
-        if "score" not in means:
-            first = cast(float, self._first_val_loss)
-            means["score"] = relative_drop(first, means["val_loss"])
-        return means.get("train_loss"), means.get("val_loss"), means["score"]
-
-    def _decide(self, train_loss: float | None, val_loss: float | None, score: float) -> Decision:
+    def _decide(self, found: EpochResults) -> Decision:
+        episode, problems = self._episode, self._steps.sums.problems
         if self.epoch >= self.epochs:
             choice = Choice(why="the budget is used up")
         elif self.is_finished:
             choice = Choice(why="the controller has ended the training")
         else:
-            choice = self._decider.choose()
+            choice = episode.choose()
             self.is_finished = choice.op == Op.FINISH
-        why = choice.why
-        if self._sums.problems:
-            why = f"the model was rolled back: {self._sums.problems[0]}"
-        acts, slots = choice.op not in (Op.WAIT, Op.FINISH), self._decider.slot_arrays()
-        return Decision(
+        return choice.as_decision(
+            episode.hosts.refresh(),
+            episode.slot_config,
             epoch=self.epoch,
             epochs=self.epochs,
-            train_loss=train_loss,
-            val_loss=val_loss,
-            score=score,
-            op=choice.op.name.lower(),
-            slot=choice.action.slot if acts else "",
-            blueprint=choice.action.blueprint if choice.op is Op.GERMINATE else "",
-            why=why,
-            probabilities=choice.probabilities,
-            choices=choice.heads,
-            value=choice.value,
-            is_gain=choice.is_gain,
+            train_loss=found.train_loss,
+            val_loss=found.finite_val_loss,
+            score=found.score,
+            why=f"the model was rolled back: {problems[0]}" if problems else choice.why,
             parameters=count_parameters(self._module),
-            seed_parameters=int(slots.grown_parameters.sum()),
-            flops=float(self._decider.records.flops_used[0]),
-            slots=slots.states(0, self._decider.slot_config),
+            flops=float(episode.records.flops_used[0]),
         )
-
-
-def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls a method as long as its object lives, without keeping it."""
-    known = weakref.WeakMethod(method)
-
-    def call() -> None:
-        found = known()
-        if found is not None:
-            found()
-
-    return call
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:
@@ -799,7 +597,8 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
     return tuple(cast(Sequence[Any], given)) if isinstance(given, (list, tuple)) else (given,)
 
 
-def _as_schedulers(given: Any) -> tuple[Any, ...]:
+def as_schedulers(given: Any) -> tuple[Any, ...]:
+    """Return learning-rate schedulers, one or several, as a tuple; reject anything else."""
     schedulers = _as_tuple(given)
     for each in schedulers:
         if not callable(getattr(each, "state_dict", None)):
@@ -810,7 +609,7 @@ def _as_schedulers(given: Any) -> tuple[Any, ...]:
     return schedulers
 
 
-def _as_limit(given: int | None, model: nn.Module) -> int | None:
+def parameter_limit(given: int | None, model: nn.Module) -> int | None:
     """Return the largest number of parameters, if it is at least that of the model."""
     limit = check("max_parameters", given, PositiveInt | None)
     n_given = count_parameters(model)
@@ -820,17 +619,3 @@ def _as_limit(given: int | None, model: nn.Module) -> int | None:
             "given model."
         )
     return limit
-
-
-def relative_drop(first: float, loss: float) -> float:
-    """Return how much lower a loss is than the first one, as a share of that."""
-    return (first - loss) / max(abs(first), 1e-12)
-
-
-def _unscale(scaler: Any, optimizer: Optimizer) -> None:
-    """Undo the scaling of an optimizer's gradients, unless the loop has done so."""
-    try:
-        scaler.unscale_(optimizer)
-    except RuntimeError as error:
-        if "already been called" not in str(error):
-            raise

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,12 +18,35 @@ from torch import nn
 from esper.config.checks import check
 from esper.environment import EpisodeResults
 from esper.errors import StorageError
-from esper.formatting import duration, html_details, html_lines, listed, many
+from esper.formatting import (
+    duration,
+    html_details,
+    html_lines,
+    large_number,
+    listed,
+    many,
+    plain_number,
+)
 from esper.growing.decisions import Decision, Trace
+from esper.growth.block_slot import BlockSlot
 from esper.growth.dry_run import SampleInput
 from esper.growth.host_slots import Slot, slot_size
-from esper.growth.surgery_slots import BlockSlot
 from esper.storage.files import replacing, write_atomic
+from esper.storage.grown_folder import (
+    GROWTH_FILE,
+    PROGRAM_FILE,
+    WEIGHTS_FILE,
+    require_grown_folder,
+)
+
+WIDTH = 79
+"""Columns of a printed summary."""
+
+FEW_SLOTS = 3
+"""Slots up to which all are named."""
+
+WIDEST = 8
+"""How many times as wide as the given model the widest size of a race is."""
 
 ENDED_BY_CONTROLLER = "the controller ended it"
 """Why training ended early if no limit ended it."""
@@ -42,6 +66,13 @@ class SlotGrowth(NamedTuple):
     is_full: bool = False
     """Whether it has all that it may have."""
 
+    @property
+    def change(self) -> str:
+        """What has changed: ``8 to 64 units``, or the blueprints of modules."""
+        if self.unit:
+            return f"{self.before:,} to {self.after:,} {self.unit}"
+        return ", ".join(dict.fromkeys(self.blueprints))
+
     @classmethod
     def of(cls, slot: Slot) -> SlotGrowth:
         """Return what has grown in a slot."""
@@ -53,6 +84,22 @@ class SlotGrowth(NamedTuple):
             unit = "heads"
         unit = "" if unit == "module" else unit
         return cls(slot.name, blueprints, before, after, unit, slot.is_full())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOutcome:
+    """How one size did in a race of sizes."""
+
+    factor: int
+    """How many times as wide as the given model it is."""
+    parameters: int
+    value: float | None
+    """The metric after its best epoch; None if it has no whole epoch."""
+    best_epoch: int
+    n_epochs: int
+    """Epochs trained."""
+    lost: str
+    """Why it stopped before its last epoch; empty if it did not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +132,8 @@ class GrowthSummary:
     n_epochs: int
     """Epochs trained."""
     best_epoch: int
-    """The epoch that counts, the first with the best validation score; 0 if none was better than
-    the given model."""
+    """The epoch whose model is kept, the first with the best validation score; 0 if none was better
+    than the given model."""
     budget_epochs: int
     """Epochs of the budget."""
     growth: tuple[SlotGrowth, ...] = ()
@@ -124,6 +171,14 @@ class GrowthSummary:
     """The metric of the best epoch of the given model with no growth; None if unknown."""
     is_above_baseline: bool = False
     """Whether the returned model is better than that."""
+    sizes: tuple[SizeOutcome, ...] = ()
+    """The sizes that trained in a race of sizes; empty for growth that a controller steered."""
+    tolerance: float = 0.0
+    """How far the returned size may be from the best one."""
+    unwidened: str = ""
+    """Why there are no wider sizes; empty if there are."""
+    is_memory_short: bool = False
+    """Whether sizes were left out because there is no memory for them."""
 
     @property
     def seeds(self) -> tuple[tuple[str, str], ...]:
@@ -136,8 +191,152 @@ class GrowthSummary:
         return tuple(each.slot for each in self.growth if each.is_full)
 
     @property
-    def sentences(self) -> tuple[str, ...]:
-        """The result, the growth, the cost and the comparison, in one sentence each."""
+    def facts(self) -> dict[str, str]:
+        """The score with and without growth, the size, the cost and the best epoch."""
+        return {
+            f"{self.split.capitalize()} {self.metric}": self._score_fact(),
+            "Size": self._size_fact(),
+            "Cost": self._cost_fact(),
+            "Best epoch": self._epoch_fact(),
+        }
+
+    @property
+    def details(self) -> str:
+        """The facts and what they depend on, in full sentences, one per line."""
+        return "\n".join(self._sentences())
+
+    def __str__(self) -> str:
+        width = max(map(len, self.facts))
+        lines = [
+            textwrap.fill(
+                fact, WIDTH, initial_indent=f"{name:{width}}  ", subsequent_indent=" " * (width + 2)
+            )
+            for name, fact in self.facts.items()
+        ]
+        problems = (*self._frozen(), *self._rollbacks())
+        return "\n".join([*lines, *(textwrap.fill(each, WIDTH) for each in problems)])
+
+    def __repr__(self) -> str:
+        return f"GrowthSummary\n{self}"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Return the facts as HTML for a notebook, with the details folded away."""
+        facts = [f"{name}: {fact}" for name, fact in self.facts.items()]
+        return html_lines(facts, is_headed=True) + html_details(
+            "Details", html_lines(self._sentences())
+        )
+
+    def _score_fact(self) -> str:
+        after = plain_number(self.after)
+        if not self.was_kept:
+            own = f"{after}, that of the given model, which no epoch improved"
+        elif self.baseline is None:
+            return f"{after}; {plain_number(self.before)} before training"
+        else:
+            own = f"{after} {'with growth' if self.growth else '(nothing grown)'}"
+        if self.baseline is None:
+            return own
+        return f"{own}, {plain_number(self.baseline)} with no growth ({self._difference()})"
+
+    def _difference(self) -> str:
+        """Return how the metric compares with that of no growth."""
+        gap = abs(self.after - cast(float, self.baseline))
+        if not gap > 0.0:
+            return "no difference"
+        if self.metric == "accuracy":
+            return f"{'+' if self.is_above_baseline else '-'}{100.0 * gap:.1f} points"
+        return f"{'better' if self.is_above_baseline else 'worse'} by {plain_number(gap)}"
+
+    @property
+    def factor(self) -> int:
+        """How many times as wide as the given model the returned one is, after a race of sizes."""
+        known = [each.factor for each in self.sizes if each.parameters == self.parameters_after]
+        return known[0] if known and self.was_kept else 1
+
+    def _race(self) -> tuple[str, ...]:
+        """Return what was chosen in a race of sizes and why, and what limited it."""
+        known = [each for each in self.sizes if each.value is not None]
+        tried = [
+            f"x{s.factor} {plain_number(cast(float, s.value))} ({many(s.n_epochs, 'epoch')})"
+            for s in known
+        ]
+        stopped = [
+            f"{each.lost} after {many(each.n_epochs, 'epoch')}" for each in known if each.lost
+        ]
+        found = [
+            f"The best of the sizes that were tried, in the epochs of each: {listed(tried)}. "
+            f"What is returned is {self._why()}."
+        ]
+        if stopped:
+            found.append(f"Stopped early: {'; '.join(stopped)}.")
+        if self.unwidened:
+            found.append(f"No wider size was tried: {self.unwidened.rstrip('.')}.")
+        if self.is_memory_short:
+            found.append("Wider sizes were left out, because there is no memory for them.")
+        if self.max_parameters is not None:
+            found.append(f"max_parameters, {self.max_parameters:,}, ruled out wider sizes.")
+        elif self.factor == WIDEST:
+            found.append("It is the widest size that is tried; a wider given model may do better.")
+        return tuple(found)
+
+    def _why(self) -> str:
+        """Return which size is returned."""
+        if self.tolerance == 0.0:
+            why = "the best of the sizes"
+        else:
+            why = f"the smallest size within {self.tolerance:g} of the best"
+        return why
+
+    def _race_size_fact(self) -> str:
+        before, after = self.parameters_before, self.parameters_after
+        why = self._why()
+        if self.unwidened:
+            return f"{many(after, 'parameter')}, as before; nothing can be widened"
+        lost = [f"x{one.factor} (epoch {one.n_epochs})" for one in self.sizes if one.lost]
+        why += f"; stopped early: {listed(lost)}" * bool(lost)
+        if self.factor == 1:
+            return f"{many(after, 'parameter')}, as before: {why}"
+        limit = ", the widest tried" * (self.factor == WIDEST)
+        limit = ", within max_parameters" if self.max_parameters is not None else limit
+        return f"{after:,} parameters, {self.factor} times the width of {before:,}{limit}: {why}"
+
+    def _size_fact(self) -> str:
+        if self.sizes:
+            return self._race_size_fact()
+        before, after = self.parameters_before, self.parameters_after
+        if not self.growth:
+            return f"{many(after, 'parameter')}, as before"
+        parts = [
+            f"{each.slot}: {each.change}{', the limit' * each.is_full}" for each in self.growth
+        ]
+        if len(parts) > FEW_SLOTS:
+            parts = [*parts[:FEW_SLOTS], f"{len(parts) - FEW_SLOTS} more"]
+        limited = ", within max_parameters" * (self.max_parameters is not None)
+        return f"{before:,} to {after:,} parameters{limited} ({'; '.join(parts)})"
+
+    def _cost_fact(self) -> str:
+        spent = [f"{self.seconds:.1f} s" if self.seconds < 10.0 else duration(self.seconds)]
+        spent += [f"{large_number(self.total_flops)} FLOPs"] if self.total_flops else []
+        reference = "the reference run" if self.split == "test" else "no growth"
+        return f"{', '.join(spent)}: {_times(self.flops)} times those of {reference}"
+
+    def _epoch_fact(self) -> str:
+        best = f"{self.best_epoch} of {self.n_epochs}"
+        if not self.best_epoch:
+            best = f"none of {self.n_epochs} was better than the given model"
+        if self.n_epochs < self.budget_epochs:
+            why = f": {self.stopped}" if self.stopped else ""
+            best += f"; training ended after {self.n_epochs} of {self.budget_epochs} epochs{why}"
+        return best
+
+    def _sentences(self) -> tuple[str, ...]:
+        """Return the result, the growth, the cost and the comparison, in one sentence each."""
+        if self.sizes:
+            own = self._result(), *self._race(), self._cost()
+            return (*own, *self._frozen(), *self._rollbacks(), *self._comparison())
         return (
             self._result(),
             self._growth(),
@@ -149,28 +348,16 @@ class GrowthSummary:
             *self._comparison(),
         )
 
-    def __str__(self) -> str:
-        return "\n".join(self.sentences)
-
-    def __repr__(self) -> str:
-        return f"GrowthSummary\n{self}"
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def to_html(self) -> str:
-        """Return the sentences as HTML for a notebook."""
-        return html_lines(self.sentences, is_headed=True)
-
     def _result(self) -> str:
         if not self.was_kept:
             return (
                 f"The given model is returned unchanged: its {self.split} {self.metric} is "
-                f"{self.before:.4g}, and no epoch of training and growing it gave a better one."
+                f"{plain_number(self.before)}, and no epoch of training and growing it gave a "
+                "better one."
             )
         return (
-            f"{self.split.capitalize()} {self.metric} went from {self.before:.4g} to "
-            f"{self.after:.4g}."
+            f"{self.split.capitalize()} {self.metric} went from {plain_number(self.before)} before "
+            f"training to {plain_number(self.after)}."
         )
 
     def _growth(self) -> str:
@@ -186,9 +373,7 @@ class GrowthSummary:
 
     def _slot_growth(self, one: SlotGrowth) -> str:
         """Return a slot's growth, such as ``layers.*.mlp twice (64 to 256 units, epoch 1)``."""
-        details = list(dict.fromkeys(one.blueprints))
-        if one.unit:
-            details = [f"{one.before:,} to {one.after:,} {one.unit}"]
+        details = [one.change]
         if self.germinated_after:
             own = [slot == one.slot for slot, _ in self.seeds]
             germinated = zip(self.germinated_after, own, strict=True)
@@ -227,12 +412,8 @@ class GrowthSummary:
             best = f"the result is from epoch {self.best_epoch}, the best on validation"
         epochs = f"{self.n_epochs} of {self.budget_epochs} epochs"
         ended = f" (ended early: {self.stopped})" if self.stopped else ""
-        total = f" ({self.total_flops:.2g} FLOPs, {duration(self.seconds)})" * bool(self.seconds)
-        times = f"{self.flops:.2g}" if self.flops < 10.0 else f"{self.flops:,.0f}"
-        return (
-            f"Controller {self.controller} trained {epochs}{ended}; {best}. Cost: {times} times "
-            f"the compute of training the given model for {self.budget_epochs} epochs{total}."
-        )
+        who = "The race of sizes" if self.sizes else f"Controller {self.controller}"
+        return f"{who} trained {epochs}{ended}; {best}."
 
     @property
     def expectation(self) -> str:
@@ -273,8 +454,8 @@ class GrowthSummary:
         else:
             verdict = "growing was " + ("better" if self.is_above_baseline else "worse")
         return (
-            f"The same training with no growth reaches {self.baseline:.4g}: {verdict}, on this "
-            "validation data and with one seed.",
+            f"The same training with no growth reaches {plain_number(self.baseline)}: {verdict}, "
+            f"on this {self.split} data and with one seed.",
         )
 
 
@@ -327,6 +508,37 @@ class Grown:
         }
 
 
+AUTO_SECONDS = 60.0
+"""Seconds of growing up to which a baseline is trained unless it is ruled out."""
+
+
+def wants_baseline(baseline: bool | str, grown: Grown) -> bool:
+    """Return whether the same training with no growth is to follow."""
+    return baseline is True or (baseline == "auto" and grown.summary.seconds < AUTO_SECONDS)
+
+
+def add_baseline(grown: Grown, plain: Grown, is_better: Callable[[float, float], bool]) -> Grown:
+    """Return the result of growing with its comparison with no growth.
+
+    Args:
+        grown: The result of growing.
+        plain: That of the same training with no growth.
+        is_better: Returns whether one value of the metric is better than another.
+    """
+    summary = replace(
+        grown.summary,
+        baseline=plain.summary.grown,
+        is_above_baseline=is_better(grown.summary.grown, plain.summary.grown),
+        gain=float(grown.results.returns[0] - plain.results.returns[0]),
+    )
+    return replace(grown, summary=summary)
+
+
+def _times(ratio: float) -> str:
+    """Return a ratio with about two digits."""
+    return plain_number(ratio, 2) if ratio < 0.95 else f"{ratio:,.{0 if ratio >= 9.95 else 1}f}"
+
+
 def germination_epochs(
     timeline: Sequence[Decision], seeds: Sequence[tuple[str, str]], last_epoch: int
 ) -> tuple[int, ...]:
@@ -355,16 +567,15 @@ def germination_epochs(
 FEW_ROWS = 6
 """Decisions up to which a table of them is not folded away."""
 
-PROGRAM_FILE = "model.pt2"
-WEIGHTS_FILE = "model.safetensors"
-GROWTH_FILE = "growth.json"
-
 
 def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
     """Save a grown model as an exported program for any batch size; return the folder.
 
+    A grown model that the folder already holds is replaced.
+
     Raises:
         ConfigError: If it is not what :func:`esper.grow` returned.
+        SavedModelError: If the folder holds other files; it is unchanged.
         StorageError: If it cannot be written.
 
     Examples:
@@ -377,10 +588,13 @@ def save_grown(grown: Grown, folder: str | os.PathLike[str]) -> Path:
         ['growth.json', 'model.pt2', 'model.safetensors']
     """
     grown, path = check("grown", grown, Grown), Path(folder)
+    require_grown_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with replacing(path / PROGRAM_FILE) as temporary:
             _save_program(grown, temporary)
+            write_atomic(path / GROWTH_FILE, "{}\n")  # if killed, none of another model is left
+            (path / WEIGHTS_FILE).unlink(missing_ok=True)
         weights = {name: t.detach().contiguous() for name, t in grown.model.state_dict().items()}
         write_atomic(path / WEIGHTS_FILE, safetensors.torch.save(weights))
         write_atomic(path / GROWTH_FILE, json.dumps(grown.to_json(), indent=1) + "\n")

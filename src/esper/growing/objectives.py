@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from esper.config.checks import as_number, check
 from esper.errors import BadDataError, ConfigError, blame_user_code, summarize_error
@@ -139,10 +140,12 @@ def make_objective(
 ) -> Objective:
     """Return the loss and the metric of a training, chosen by a first batch where not given.
 
-    Without a loss: the model's own, if it returns one; cross-entropy for whole targets, or for a
-    single output the binary one; the squared error for other targets. Without a metric: accuracy
-    for whole targets, R² for others, and the loss where the model computes it itself. If all
-    targets are in memory, all are checked. ``name`` is that of the data, for messages.
+    Without a loss: the model's own, if it returns one; cross-entropy for classes, or for a single
+    output the binary one; the squared error for other targets. Without a metric: accuracy for
+    classes, R² for others, and the loss where the model computes it itself. Classes are whole
+    targets, or floats of which all are 0 or 1 if there is a single output and no metric of a
+    regression. If all targets are in memory, all are checked. ``name`` is that of the data, for
+    messages.
 
     Raises:
         BadDataError: If outputs and targets do not fit.
@@ -156,11 +159,13 @@ def make_objective(
     check("metric", metric, MetricName | Metric | MetricFunction | None)
     outputs = _try_model(model, batch, name)
     predictions, targets = output_of(outputs), batch.targets
+    known = targets if all_targets is None else all_targets
+    if loss is None and metric not in REGRESSION and _are_flags(predictions, known):
+        targets, known = targets.long(), known.long()
     chosen = metric if metric is not None else _default_metric(loss, outputs, targets)
     if isinstance(chosen, Metric):
         return _from_metric(chosen, loss, predictions, targets, name)
     weights = _read_weights(class_weights, predictions)
-    known = targets if all_targets is None else all_targets
     if loss is None and _is_whole(targets) and predictions is not None:
         is_single = _is_single(predictions, targets)
         n_classes = 2 if is_single else predictions.shape[-1]
@@ -236,7 +241,19 @@ def _default_metric(loss: LossFunction | None, outputs: Any, targets: Any) -> st
         return "accuracy" if fits or loss is None else "loss"
     if loss is not None and _are_shares(targets):  # it takes probabilities of classes
         return "loss"
+    is_logistic = loss is binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss)
+    if is_logistic and _are_flags(predictions, targets):
+        return "accuracy"
     return "r2" if predictions.numel() == cast(Tensor, targets).numel() else "loss"
+
+
+def _are_flags(predictions: Tensor | None, targets: Any) -> bool:
+    """Return whether floats are 0 or 1, one for each output, which then are two classes."""
+    if predictions is None or not isinstance(targets, Tensor) or not targets.is_floating_point():
+        return False
+    is_column = targets.ndim == 1 or (targets.ndim == 2 and targets.shape[1] == 1)
+    is_single = is_column and (predictions.ndim == 1 or predictions.shape[1:] == (1,))
+    return is_single and bool(((targets == 0) | (targets == 1)).all())
 
 
 def _are_shares(targets: Any) -> bool:
@@ -276,7 +293,7 @@ def _default_loss(outputs: Any, targets: Any, weights: Tensor | None, name: str)
             _require_output(found).reshape(wanted.shape), wanted
         )
     if _is_single(predictions, targets):
-        return lambda found, wanted: functional.binary_cross_entropy_with_logits(
+        return lambda found, wanted: binary_cross_entropy_with_logits(
             _require_output(found).reshape(wanted.shape),
             wanted.to(_require_output(found).dtype),
             pos_weight=None if weights is None else weights[1] / weights[0],

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.config.checks import reject_unknown
 from esper.config.growth import OPTIMIZERS, Budget, PopulationConfig
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.environment import EpisodeResults
@@ -109,7 +110,11 @@ class OwnModel:
                 on_batch=bar.on_batch,
                 largest_counts=target is not None,
                 checkpoints=None if resume is None else CheckpointFolder(resume, keep_last=1),
-                identity=self._identity(grower),
+                identity={
+                    **self.identity(grower.optimizers[0]),
+                    "price": str(self.plan.flop_price),
+                    "the controller": grower.controller_name,
+                },
             )
             loop.run()
         return self._result(loop, template), loop
@@ -148,7 +153,7 @@ class OwnModel:
             )
         return template, controller
 
-    def _identity(self, grower: Grower) -> dict[str, str]:
+    def identity(self, optimizer: Optimizer) -> dict[str, str]:
         """Return what tells this training from others, to compare with a saved one."""
         digest = hashlib.sha256()
         for name, tensor in self.given.state_dict().items():
@@ -156,13 +161,10 @@ class OwnModel:
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return {
             "the model": f"{type(self.given).__name__} with weights {digest.hexdigest()[:12]}",
-            "epochs": str(self.plan.n_epochs),
             "the metric": self.objective.metric,
-            "price": str(self.plan.flop_price),
             "seed": str(self.seed),
-            "the controller": grower.controller_name,
-            "the optimizer": type(grower.optimizers[0]).__name__,
-            "the learning rate": str(grower.optimizers[0].param_groups[0]["lr"]),
+            "the optimizer": type(optimizer).__name__,
+            "the learning rate": str(optimizer.param_groups[0]["lr"]),
             "the batch size": str(self.first.size),
         }
 
@@ -190,7 +192,7 @@ class OwnModel:
             budget_epochs=self.plan.n_epochs,
             growth=growth,
             germinated_after=germination_epochs(loop.timeline, seeds, kept.epoch),
-            frozen=_find_frozen(self.given, model),
+            frozen=find_frozen(self.given, model),
             max_widening=grower.slots.lives.growth_config.max_widening,
             max_parameters=self.max_parameters if grower.was_limited else None,
             was_kept=was_kept,
@@ -207,11 +209,12 @@ class OwnModel:
             timeline=loop.timeline,
             summary=summary,
             results=self._episode(loop, summary),
-            sample=self._sample(),
+            sample=self.sample(),
             trace=grower.trace,
         )
 
-    def _sample(self) -> Any:
+    def sample(self) -> Any:
+        """Return a few validation inputs."""
         found: Any = first_samples(self.validation.first().sample, 4)
         is_single = isinstance(found, tuple) and len(cast(tuple[Any, ...], found)) == 1
         return cast(Any, found)[0] if is_single else cast(Any, found)
@@ -233,7 +236,7 @@ class OwnModel:
         )
 
 
-def _find_frozen(given: nn.Module, grown: nn.Module) -> tuple[str, ...]:
+def find_frozen(given: nn.Module, grown: nn.Module) -> tuple[str, ...]:
     """Return the frozen parameters of a grown model that have other shapes than before."""
     shapes = {name: parameter.shape for name, parameter in given.named_parameters()}
     return tuple(
@@ -250,11 +253,16 @@ class GivenOptimizer:
     optimizer: Any
     scheduler: Any
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the optimizer is one of the given model's own."""
+        return isinstance(self.optimizer, Optimizer)
+
     def bind(
         self, model: nn.Module, memo: dict[int, Any], settings: PopulationConfig
     ) -> tuple[Optimizer, Any]:
         """Return them for a copy of the model that ``copy.deepcopy`` made with this memo."""
-        if isinstance(self.optimizer, Optimizer):
+        if self.is_bound:
             optimizer: Any = copy.deepcopy(self.optimizer, memo)
         elif isinstance(self.optimizer, str):
             optimizer = make_optimizer(model, settings, settings.learning_rate, fused=True)
@@ -299,19 +307,36 @@ def copy_all(model: nn.Module, optimizer: Any, scheduler: Any) -> tuple[nn.Modul
     return given, GivenOptimizer(optimizer, scheduler)
 
 
-def read_settings(
-    options: dict[str, Any], optimizer: Any, arguments: Iterable[str] = ()
-) -> PopulationConfig:
-    """Return the training settings; reject unknown ones.
+_OWN_SETTINGS = ("batch_size", "batches_per_epoch")
+"""Settings that do not belong to an optimizer."""
 
-    ``arguments`` are names that an unknown setting may be a misspelling of, too.
+
+def read_settings(
+    options: dict[str, Any], optimizer: Any, arguments: Iterable[str]
+) -> PopulationConfig:
+    """Return the training settings; reject unknown ones, and those of an optimizer if one is given.
+
+    Args:
+        options: The settings by name.
+        optimizer: The optimizer, a function that makes it, or its name.
+        arguments: The names of the other arguments of `esper.grow`.
     """
-    known = [field.name for field in fields(PopulationConfig)]
-    for name in options:
-        if name not in known:
-            hint = did_you_mean(name, [*known, *arguments])
-            raise ConfigError(
-                f"there is no setting {name!r}; the settings are {', '.join(known)}.{hint}"
-            )
-    kind = {"optimizer": optimizer} if isinstance(optimizer, str) else {}
-    return PopulationConfig(**options, **cast(Any, kind))
+    settings = [field.name for field in fields(PopulationConfig) if field.name != "optimizer"]
+    reject_unknown("grow", options, [*arguments, *settings], _HINTS)
+    if isinstance(optimizer, str):
+        return PopulationConfig(**options, **cast(Any, {"optimizer": optimizer}))
+    unused = [name for name in options if name not in _OWN_SETTINGS]
+    if unused and (callable(optimizer) or isinstance(optimizer, Optimizer)):
+        raise ConfigError(
+            f"{unused[0]} does not go with an optimizer of your own, which would not use it; set "
+            "it there, or give the name of an optimizer, such as 'adamw'."
+        )
+    return PopulationConfig(**options)
+
+
+_HINTS = {
+    "lr": "write learning_rate=",
+    "n_epochs": "write epochs=",
+    "device": "it trains where the model is; move that, model.to(device)",
+}
+"""What to write instead of names that users bring from other libraries."""

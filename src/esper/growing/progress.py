@@ -33,7 +33,7 @@ class EpochProgress(ProgressBar):
     def on_batch(self) -> None:
         """Move the bar by the share of an epoch, once it is known how many batches one has."""
         self._n_batches += 1
-        if self._per_epoch:
+        if self._per_epoch and self.is_shown:
             self._show_epoch(min(1.0, self._n_batches / self._per_epoch))
 
     def _show_epoch(self, share: float) -> None:

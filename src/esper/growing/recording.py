@@ -23,8 +23,8 @@ from esper.config.run import MAX_THREADS, OWN_TRAINING, RunConfig
 from esper.environment.rewards import REWARD_TERMS
 from esper.errors import EsperError, RunError, StorageError, TelemetryError
 from esper.formatting import many
-from esper.growing.decider import Decider
 from esper.growing.decisions import Decision, Trace
+from esper.growing.own_episode import OwnEpisode
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, choice_names
 from esper.lifecycle.slot_arrays import SlotArrays
 from esper.storage.run_folder import RunFolder
@@ -91,14 +91,14 @@ class Recording:
         """Whether epochs are still recorded."""
         return self._finalizer.alive
 
-    def note_decision(self, decider: Decider, decision: Decision) -> None:
+    def note_decision(self, episode: OwnEpisode, decision: Decision) -> None:
         """Keep how likely the choices of a decision were, until its epoch is recorded."""
         asked = bool(decision.choices)
-        self._probabilities = choice_probabilities(decider.controller) if asked else {}
+        self._probabilities = choice_probabilities(episode.controller) if asked else {}
 
     def add_epoch(
         self,
-        decider: Decider,
+        episode: OwnEpisode,
         trace: Trace,
         slots: SlotArrays,
         problems: Sequence[str],
@@ -107,7 +107,7 @@ class Recording:
         """Record an epoch; on failure, warn and stop recording instead of stopping the training.
 
         Args:
-            decider: The controller, the model and its slots.
+            episode: The controller, the model and its slots.
             trace: All decisions, the last of them after this epoch.
             slots: The slots after the epoch, before that decision was carried out.
             problems: Why the governor rolled the model back, if it did.
@@ -121,13 +121,13 @@ class Recording:
             if self._slots is None:
                 self._slots = SlotArrays.blank(*slots.stage.shape)
                 if not self._writer.describes_run():
-                    hosts = {0: decider.model}
+                    hosts = {0: episode.hosts.model}
                     name = self.folder.name
-                    self._writer.write(run_record(self._config, decider.slot_config, hosts, name))
+                    self._writer.write(run_record(self._config, episode.slot_config, hosts, name))
             at = {"round": after.epoch, "step": after.epoch, **_PLACE}
             seed = {"draw_seed": self._config.seed}
-            records: list[Record] = [self._step_record(decider, at, before, after, slots)]
-            events = seed_events(np.array([after.epoch]), [decider.slot_config], self._slots, slots)
+            records: list[Record] = [self._step_record(episode, at, before, after, slots)]
+            events = seed_events(np.array([after.epoch]), [episode.slot_config], self._slots, slots)
             records += [SeedEventRecord(**at, **seed, **values) for _, values in events]
             records += [
                 GovernorRecord(**at, **seed, epoch=after.epoch, reason=reason)
@@ -135,12 +135,12 @@ class Recording:
             ]
             self._slots, self._last = slots, (after.epoch, after)
             self._ops[before.op if before is not None else "wait"] += 1
-            self.note_decision(decider, after)
+            self.note_decision(episode, after)
             if after.op == "finish":  # a step of its own, which trains no epoch
                 self._last = (after.epoch + 1, after)
                 self._ops["finish"] += 1
                 records.append(
-                    self._step_record(decider, at | {"step": after.epoch + 1}, after, after, slots)
+                    self._step_record(episode, at | {"step": after.epoch + 1}, after, after, slots)
                 )
             if after.should_stop:
                 records.append(self._episode_record(was_truncated=False))
@@ -186,7 +186,7 @@ class Recording:
 
     def _step_record(
         self,
-        decider: Decider,
+        episode: OwnEpisode,
         at: dict[str, int],
         before: Decision | None,
         after: Decision,
@@ -201,7 +201,7 @@ class Recording:
             choices = dict(zip(HEAD_NAMES, before.choices, strict=True))
             done = Op[before.op.upper()]
             if self._probabilities:
-                sizes = {h: len(names) for h, names in choice_names(decider.slot_config).items()}
+                sizes = {h: len(names) for h, names in choice_names(episode.slot_config).items()}
                 packed = pack_choices(self._probabilities, sizes)
                 log_prob = log_probability(self._probabilities, choices)
         return StepRecord(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from esper.config.growth import GrowthConfig
-from esper.errors import ConfigError, SlotError, UnsupportedHostError, summarize_error
+from esper.errors import ConfigError, EsperError, SlotError, UnsupportedHostError, summarize_error
 from esper.growth.export.composition import require_composable
 from esper.growth.host_slots import own_slots, slot_config_for, slots, unwrapped
 from esper.growth.placement import (
@@ -20,6 +22,8 @@ from esper.growth.placement import (
     find_slots,
     overlap,
 )
+from esper.growth.ranks import Call, Ranks
+from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.slot_states import SlotStates
 from esper.growth.surgery.configuration import has_configuration
@@ -78,6 +82,32 @@ def place_slots(
     for slot in slots(model).values():
         if isinstance(slot, SeedSlot):
             require_composable(slot)
+
+
+def place_same_slots(
+    model: nn.Module,
+    at: Sequence[str] | None,
+    sample: Any,
+    ranks: Ranks,
+    growth_config: GrowthConfig | None,
+    *,
+    seed: int,
+) -> None:
+    """Add the slots that rank 0 chooses, whose sample differs from those of the others."""
+    values: dict[str, Any] = {}
+    if ranks.number == 0:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                place_slots(model, at, sample, growth_config=growth_config, seed=seed)
+            values = describe_slots(slots(model))
+        except EsperError as error:
+            ranks.text_from_first(Call.START, json.dumps({"error": str(error)}))
+            raise
+    values = json.loads(ranks.text_from_first(Call.START, json.dumps(values)))
+    if "error" in values:
+        raise SlotError(f"rank 0: {values['error']}")
+    if ranks.number > 0:
+        restore_slots(model, values)
 
 
 def _widens_heads(proposal: SlotProposal) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -15,17 +16,24 @@ from esper.config.growth import Budget
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.episodes import StepResult
 from esper.errors import RunError
-from esper.growing.decisions import Decision, OnStep, Trace, end_note, ignore_step
-from esper.growing.grown import Grown, GrowthSummary, SlotGrowth, germination_epochs
+from esper.growing.decisions import Choice, Decision, OnStep, Trace, end_note, ignore_step
+from esper.growing.grown import (
+    Grown,
+    GrowthSummary,
+    SlotGrowth,
+    add_baseline,
+    germination_epochs,
+    wants_baseline,
+)
 from esper.growing.measuring import measure
 from esper.growing.progress import EpochProgress
 from esper.growth.export import export
+from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, decode_action
 from esper.modes import suitable_threads
 from esper.progress import ShowProgress
-from esper.tamiyo import Controller, Replay
-from esper.tamiyo.controllers.learned import expected_return, expects_gain, op_probabilities
+from esper.tamiyo import Controller, NoGrowth, Replay
 from esper.tasks import Task
 from esper.training.lookup import PROGRESSIVE, PROGRESSIVE_GROWTH, AnyController, find_controller
 from esper.training.run import Run
@@ -41,6 +49,7 @@ def grow_task(
     target: Mapping[str, int] | None,
     fractions: Sequence[float] | None,
     seed: int,
+    baseline: bool | str,
     on_step: OnStep,
     progress: ShowProgress = False,
 ) -> Grown:
@@ -49,8 +58,15 @@ def grow_task(
     task = replace(task, budget=budget, growth=growth)
     envs = GrowthVectorEnv(task, 1, purpose="evaluation", final_split="test", autoreset=False)
     decider = find_controller(controller, envs, target=target, fractions=fractions)
+    largest_counts = target is not None
     with EpochProgress(progress, budget.n_epochs, "growing") as bar:
-        return _grow_host(envs, decider, seed, bar.wrap(on_step), largest_counts=target is not None)
+        grown = _grow_host(envs, decider, seed, bar.wrap(on_step), largest_counts=largest_counts)
+    if not wants_baseline(baseline, grown):
+        return grown
+    with EpochProgress(progress, budget.n_epochs, "training with no growth") as bar:
+        plain = _grow_host(envs, NoGrowth(), seed, bar.wrap(ignore_step))
+    sign = 1.0 if task.metric.best > task.metric.worst else -1.0
+    return add_baseline(grown, plain, lambda one, other: sign * one > sign * other)
 
 
 def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
@@ -90,6 +106,7 @@ def _grow_host(
     largest_counts: bool = False,
 ) -> Grown:
     """Grow the host of an environment of one host."""
+    start = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         envs.reset(seed=seed)
     given = _export_host(envs)
@@ -106,14 +123,11 @@ def _grow_host(
         results = run_episodes(envs, controller, seed=seed, on_step=record)
     grown, draw = _export_host(envs), envs.growth.draws[0]
     before, after = (measure(one, draw.data.test, envs.task.metric) for one in (given, grown))
-    lives, budget = population.lives(0).items(), envs.task.budget
-    growth = tuple(
-        SlotGrowth(slot, tuple(seed.blueprint for seed in life.committed))
-        for slot, life in lives
-        if life.committed
-    )
+    budget, records = envs.task.budget, envs.growth.records
+    grown_slots = slots(population.model(0)).values()
+    growth = tuple(SlotGrowth.of(slot) for slot in grown_slots if slot.life.committed)
     seeds = [(each.slot, name) for each in growth for name in each.blueprints]
-    best_epoch = int(envs.growth.records.settled_epoch[0])
+    best_epoch = int(records.settled_epoch[0])
     summary = GrowthSummary(
         metric=envs.task.metric.name,
         split="test",
@@ -131,6 +145,8 @@ def _grow_host(
         was_kept=True,
         controller=controller.name,
         has_costs=budget.flop_price > 0.0 or budget.parameter_rent > 0.0,
+        seconds=time.monotonic() - start,
+        total_flops=float(results.flops[0] * records.reference_flops[0]),
     )
     return Grown(
         model=grown,
@@ -146,28 +162,26 @@ def _describe(
 ) -> Decision:
     """Return what was decided for the only host, with how it did after the epoch."""
     config, records = envs.slot_config, envs.growth.records
-    action, op = decode_action(actions[0], config), Op(int(result.op_done[0]))
     best, n_grown = int(records.settled_epoch[0]), int(result.slots.grown_parameters.sum())
     is_other = bool(result.terminated[0]) and best != records.epoch[0]
     why = result.refusals.get(0) or result.interventions.get(0, "")
-    return Decision(
+    choice = replace(
+        Choice.of(controller),
+        op=Op(int(result.op_done[0])),
+        action=decode_action(actions[0], config),
+        heads=actions[0].tolist(),
+    )
+    return choice.as_decision(
+        result.slots,
+        config,
         epoch=int(result.epoch[0]),
         epochs=int(records.n_epochs[0]),
         train_loss=_finite(records.train_losses[0, -1]),
         val_loss=_finite(records.validation_losses[0, -1]),
         score=float(result.score[0]),
-        op=op.name.lower(),
-        slot=action.slot if op not in (Op.WAIT, Op.FINISH) else "",
-        blueprint=action.blueprint if op is Op.GERMINATE else "",
         why=why or (end_note(best) if is_other else ""),
-        probabilities=op_probabilities(controller),
-        choices=actions[0].tolist(),
-        value=expected_return(controller),
-        is_gain=expects_gain(controller),
         parameters=int(records.n_parameters[0]) + n_grown,
-        seed_parameters=n_grown,
         flops=float(result.flops[0]),
-        slots=result.slots.states(0, config),
     )
 
 

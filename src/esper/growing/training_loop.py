@@ -17,10 +17,11 @@ from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLR
 
 from esper.config.checks import PositiveFloat, PositiveInt, Settings
 from esper.errors import GrowerError, UnsupportedHostError, blame_user_code
-from esper.formatting import many
-from esper.growing.batches import Batches
+from esper.formatting import many, plain_number
+from esper.growing.batches import Batch, Batches
 from esper.growing.decisions import Decision, OnStep, Trace, end_note
-from esper.growing.grower import Grower, relative_drop
+from esper.growing.epoch_results import relative_drop
+from esper.growing.grower import Grower
 from esper.growing.grown import ENDED_BY_CONTROLLER, SlotGrowth
 from esper.growing.measuring import require_finite_batch
 from esper.growing.objectives import Evaluation, Objective
@@ -28,7 +29,6 @@ from esper.growth.export import export
 from esper.growth.host_slots import remove_slots, slots, unwrapped
 from esper.growth.modules import named_tensors
 from esper.growth.saved_models import describe_slots, restore_slots
-from esper.growth.slot_states import SlotLife
 from esper.modes import suitable_threads
 from esper.storage.checkpoint_folder import CheckpointFolder
 
@@ -52,7 +52,7 @@ class Limits(Settings):
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """The epoch that counts so far."""
+    """The best epoch so far."""
 
     epoch: int
     evaluation: Evaluation
@@ -61,7 +61,6 @@ class BestEpoch:
     tensors: dict[str, Tensor]
     keeps_blended: bool
     """Whether seeds that are blended in are part of it."""
-    n_committed: int
 
     def rebuild(self, template: nn.Module) -> ExportedEpoch:
         """Return the model of this epoch as a plain module, and what has grown in it.
@@ -129,6 +128,11 @@ class TrainingLoop:
         self.before: Evaluation
         """How the model did before training."""
         self.kept: BestEpoch
+        self._found: Evaluation
+        """How the model did after the last epoch."""
+        self._last: Evaluation
+        """The last evaluation, maybe of the model without some seeds."""
+        self._follow_episode()
 
     def run(self) -> None:
         """Train; Ctrl-C ends it after the best epoch so far."""
@@ -145,11 +149,9 @@ class TrainingLoop:
     def _begin(self) -> Decision:
         if self._checkpoints is not None and self._checkpoints.names():
             self._load(self._checkpoints)
-            self._batch_flops = self.grower.batch_flops
             return self.grower.trace[-1]
         with suitable_threads(self._batch_flops):
-            self.before = self._evaluate()
-            self.kept = self._keep(self.before, epoch=0, keeps_blended=True)
+            self.before = self._found = self._evaluate()
             decision = self.grower.begin(**self._shown(self.before))
             self._batch_flops = self.grower.batch_flops
         return decision
@@ -162,8 +164,7 @@ class TrainingLoop:
             return before
         with suitable_threads(self._batch_flops):
             self._train_epoch()
-            found = self._evaluate()
-            self._settle(found)
+            found = self._found = self._evaluate()
             decision = self.grower.end_epoch(
                 **self._shown(found), validate=lambda: self.score(self._evaluate())
             )
@@ -179,68 +180,42 @@ class TrainingLoop:
 
     def _train_epoch(self) -> None:
         for number, batch in enumerate(self._train):
-            try:
-                loss = self.objective.loss(batch.run(self._model), batch.targets)
-                loss.backward()
-            except Exception as error:
-                advice = "fix its forward() or the loss."
-                if batch.size == 1:  # has no statistics that a norm could take
-                    advice = "if other batches are larger, give the DataLoader drop_last=True."
-                where = f"in training, on a batch of {many(batch.size, 'sample')}; {advice}"
-                blame_user_code(UnsupportedHostError, error, "the model or its loss", where)
-            report = self.grower.step(loss)
+            report = self.grower.step(backward(self._model, self.objective, batch))
             if report is not None and self.grower.epoch == 0:
                 require_finite_batch(batch, number, self._train.name)
             for scheduler in self._schedulers(per_batch=True):
-                _step(scheduler)
+                step_scheduler(scheduler)
             self._on_batch()
-            limit = self.limits.max_seconds
-            if limit is not None and time.monotonic() - self._start > limit:
-                self.stopped = f"max_seconds of {limit:g} was reached"
+            self._check_costs((number + 1) * self._batch_flops)
+            if self.stopped:
                 return
 
-    def _settle(self, found: Evaluation) -> None:
-        """Keep the current model if it is the best so far.
+    def _follow_episode(self) -> None:
+        """Let the Grower's episode look for the best epoch by the metric."""
+        episode, sign = self.grower.episode, -1.0 if self.objective.is_better_low else 1.0
+        episode.settles = episode.keeps_states = True
+        episode.largest_counts = self._largest_counts
+        episode.hosts.find_value = lambda _: sign * self._last.value
+        episode.hosts.on_keep = self._keep
 
-        Seeds that are blended in are kept if the metric with them is at least as good as without.
-        """
-        n_committed = self._n_committed()
-        is_better = self.objective.is_better(found.value, self.kept.evaluation.value)
-        if not (is_better or (self._largest_counts and n_committed > self.kept.n_committed)):
-            return
-        lives = self.grower.slots.lives
-        keeps, best = True, found
-        if any(life.is_growing and life.affects_output for _, life in lives.items()):
-            without = self._evaluate(with_uncommitted=False)
-            if self.objective.is_better(without.value, found.value):
-                keeps, best = False, without
-        self.kept = self._keep(best, epoch=self.grower.epoch + 1, keeps_blended=keeps)
-
-    def _keep(self, found: Evaluation, *, epoch: int, keeps_blended: bool) -> BestEpoch:
+    def _keep(self, with_blended: bool) -> None:
+        """Keep the model as it is; without its blended seeds it was evaluated last."""
         tensors = named_tensors(unwrapped(self._model))
-        return BestEpoch(
-            epoch=epoch,
-            evaluation=found,
+        self.kept = BestEpoch(
+            epoch=int(self.grower.episode.records.settled_epoch[0]),
+            evaluation=self._found if with_blended else self._last,
             growth=json.dumps(describe_slots(self.grower.slots)),
             tensors={name: tensor.detach().clone() for name, tensor in tensors.items()},
-            keeps_blended=keeps_blended,
-            n_committed=self._n_committed(),
+            keeps_blended=with_blended,
         )
 
-    def _n_committed(self) -> int:
-        return sum(len(life.committed) for _, life in self.grower.slots.lives.items())
-
-    def _evaluate(self, *, with_uncommitted: bool = True) -> Evaluation:
-        def is_left_out(_: str, life: SlotLife) -> bool:
-            return life.is_growing and not with_uncommitted
-
-        with self.grower.slots.without(is_left_out):
-            return self.objective.evaluate(self._model, self._validation)
+    def _evaluate(self) -> Evaluation:
+        self._last = self.objective.evaluate(self._model, self._validation)
+        return self._last
 
     def score(self, found: Evaluation) -> float:
         """Return the score of an evaluation, as the Grower is told it."""
-        score = relative_drop(self.before.loss, found.loss) if found.score is None else found.score
-        return score if math.isfinite(score) else WORST_SCORE
+        return clipped_score(found, self.before)
 
     def _shown(self, found: Evaluation) -> dict[str, float]:
         """Return what the Grower is told about an evaluation."""
@@ -251,16 +226,24 @@ class TrainingLoop:
 
     def _step_scheduler(self, found: Evaluation) -> None:
         for scheduler in self._schedulers(per_batch=False):
-            _step(scheduler, *([found.loss] if isinstance(scheduler, ReduceLROnPlateau) else []))
+            step_scheduler(
+                scheduler, *([found.loss] if isinstance(scheduler, ReduceLROnPlateau) else [])
+            )
+
+    def _check_costs(self, flops: float = 0.0) -> None:
+        """Stop if no time is left, or too few FLOPs for a batch after those of this epoch."""
+        seconds, most = self.limits.max_seconds, self.limits.max_flops
+        if seconds is not None and time.monotonic() - self._start > seconds:
+            self.stopped = f"max_seconds of {seconds:g} was reached"
+        if most is not None and self.grower.flops + flops + self._batch_flops > most:
+            self.stopped = f"max_flops of {plain_number(most)} was reached"
 
     def _check_limits(self) -> None:
-        epoch, limits = self.grower.epoch, self.limits
-        if limits.max_flops is not None and self.grower.flops >= limits.max_flops:
-            self.stopped = self.stopped or f"max_flops of {limits.max_flops:.3g} was reached"
-        if limits.patience is not None and epoch - self.kept.epoch >= limits.patience:
-            self.stopped = (
-                self.stopped or f"no epoch was better for {many(limits.patience, 'epoch')}"
-            )
+        limit = self.limits.patience
+        if limit is not None and self.grower.epoch - self.kept.epoch >= limit:
+            self.stopped = self.stopped or f"no epoch was better for {many(limit, 'epoch')}"
+        if not self.stopped:
+            self._check_costs()
 
     def _add_step(self, before: Decision, after: Decision) -> None:
         """Add a step to the timeline: what was decided before an epoch, and its outcome."""
@@ -293,7 +276,6 @@ class TrainingLoop:
             "before": asdict(self.before),
             "kept": {**vars(self.kept), "evaluation": asdict(self.kept.evaluation)},
             "timeline": json.dumps(self.timeline.to_json()),
-            "stopped": self.stopped,
             "seconds": time.monotonic() - self._start,
             "identity": self._identity,
             "problems": self.problems,
@@ -302,24 +284,75 @@ class TrainingLoop:
 
     def _load(self, folder: CheckpointFolder) -> None:
         state = folder.latest().state
-        for name, own in self._identity.items():
-            known = state["identity"].get(name)
-            if known != own:
-                raise GrowerError(
-                    f"{folder.path} holds another training: {name} was {known}, and now is {own}; "
-                    "give the same arguments, or another folder."
-                )
+        require_same_training(folder, state["identity"], self._identity)
+        require_enough_epochs(folder, int(state["grower"]["epoch"]), self.limits.epochs)
         self.problems = list(state["problems"])
         self.grower.load_state_dict(state["grower"])
+        self._follow_episode()
+        self._batch_flops = self.grower.batch_flops
         self.before = Evaluation(**state["before"])
         kept: dict[str, Any] = state["kept"]
         self.kept = BestEpoch(evaluation=Evaluation(**kept.pop("evaluation")), **kept)
         self.timeline = Trace.from_json(json.loads(state["timeline"]))
-        self.stopped, self.seconds = state["stopped"], float(state["seconds"])
+        self.seconds = float(state["seconds"])
         self._start = time.monotonic() - self.seconds
+        self._check_limits()  # which may be others than before
 
 
-def _step(scheduler: Any, *metrics: float) -> None:
+def clipped_score(found: Evaluation, before: Evaluation) -> float:
+    """Return the score of an evaluation: the metric, or how much lower the loss is than before."""
+    score = relative_drop(before.loss, found.loss) if found.score is None else found.score
+    return score if math.isfinite(score) else WORST_SCORE
+
+
+def require_same_training(
+    folder: CheckpointFolder, known: Mapping[str, str], now: Mapping[str, str]
+) -> None:
+    """Reject a folder that holds another training.
+
+    Raises:
+        GrowerError: Naming the first argument that differs.
+    """
+    for name, own in now.items():
+        if known.get(name) != own:
+            raise GrowerError(
+                f"{folder.path} holds another training: {name} was {known.get(name)}, and now is "
+                f"{own}; give the same arguments, or another folder."
+            )
+
+
+def require_enough_epochs(folder: CheckpointFolder, n_trained: int, n_epochs: int) -> None:
+    """Reject a folder that holds more epochs than are to be trained.
+
+    Raises:
+        GrowerError: Naming both numbers.
+    """
+    if n_trained > n_epochs:
+        raise GrowerError(
+            f"epochs is {n_epochs}, but {n_trained} are trained in {folder.path}; give at least "
+            "as many, or another folder."
+        )
+
+
+def backward(model: nn.Module, objective: Objective, batch: Batch) -> Tensor:
+    """Compute the gradients of the loss of a batch, and return that.
+
+    Raises:
+        UnsupportedHostError: If the model or its loss fails.
+    """
+    try:
+        loss = objective.loss(batch.run(model), batch.targets)
+        loss.backward()
+    except Exception as error:
+        advice = "fix its forward() or the loss."
+        if batch.size == 1:  # has no statistics that a norm could take
+            advice = "if other batches are larger, give the DataLoader drop_last=True."
+        where = f"in training, on a batch of {many(batch.size, 'sample')}; {advice}"
+        blame_user_code(UnsupportedHostError, error, "the model or its loss", where)
+    return loss
+
+
+def step_scheduler(scheduler: Any, *metrics: float) -> None:
     """Step a scheduler."""
     with warnings.catch_warnings():
         # A scheduler marks its optimizer's step, and copies of both do not have the mark.

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from esper.errors import summarize_error
 from esper.growth.modules import uncompiled
 from esper.modes import evaluation_mode
 
@@ -48,6 +50,28 @@ def call_model(model: nn.Module, sample_input: SampleInput) -> Any:
         if isinstance(sample_input, (tuple, list)):
             return model(*sample_input)  # pyright: ignore[reportUnknownArgumentType]
         return model(sample_input)
+
+
+def why_it_fails(model: nn.Module, sample_input: Any, error: Exception) -> str:
+    """Return why a model fails on its input, for a message; targets and arrays are named."""
+    is_named = isinstance(sample_input, Mapping)
+    values: list[Any] = [sample_input]
+    if is_named or isinstance(sample_input, (tuple, list)):
+        values = list(cast(Any, sample_input).values() if is_named else cast(Any, sample_input))
+    if any(isinstance(value, np.ndarray) for value in values):
+        return "it has a numpy array; give a tensor, as from torch.from_numpy"
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        inspect.signature(model.forward).bind(*([] if is_named else values))
+    except TypeError:
+        taken = inspect.signature(model.forward).parameters.values()
+        n_taken = sum(parameter.kind in kinds for parameter in taken)
+        if not is_named and len(values) > n_taken:
+            return (
+                f"it has {len(values)} arguments, but forward takes {n_taken}; give only the "
+                "inputs, without targets"
+            )
+    return summarize_error(error)
 
 
 def as_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from esper.arrays import Floats
 from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
 from esper.growth.host_slots import HostSlots, SlotSnapshot, slots, unwrapped
-from esper.growth.modules import named_modules
+from esper.growth.modules import named_modules, named_parameters, parameters_of
 from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
 from esper.growth.parallel import (
     find_outdated,
@@ -412,7 +412,7 @@ class Governor:
 
     def _on_change(self) -> None:
         """Note the parameters that the model has; looking for them takes long in every step."""
-        self._parameters = list(self.model.parameters())
+        self._parameters = parameters_of(self.model)
         self._is_sharded = find_mesh(self.model) is not None
         for wrapper in find_outdated(self._wrapper):
             self._require_same_structure(Call.GROWTH_ACTION)
@@ -421,6 +421,7 @@ class Governor:
     def _set_wrapper(self, wrapper: nn.Module) -> None:
         require_rebuildable(wrapper)
         self._wrapper = wrapper
+        self._on_change()  # the model may have grown, on resuming, since it was wrapped
 
     def keep_if_finite(self) -> None:
         """Take a snapshot if all parameters and buffers are finite."""
@@ -500,7 +501,7 @@ class Governor:
         reshard(self.model)
         known: dict[Any, Tensor] = {id(p): value for p, value, _ in self._latest.parameters}
         known |= {(id(m), name): value for m, name, _, value in self._latest.buffers}
-        tensors = [(name, id(p), p) for name, p in self.model.named_parameters()]
+        tensors = [(name, id(p), p) for name, p in named_parameters(self.model).items()]
         tensors += [
             (f"{prefix}.{name}".lstrip("."), (id(module), name), buffer)
             for prefix, module in named_modules(self.model).items()
@@ -519,7 +520,9 @@ class Governor:
 
     def _take_snapshot(self) -> _Snapshot:
         return _Snapshot(
-            parameters=[(p, p.detach().clone(), p.requires_grad) for p in self.model.parameters()],
+            parameters=[
+                (p, p.detach().clone(), p.requires_grad) for p in parameters_of(self.model)
+            ],
             buffers=[
                 (module, name, buffer, buffer.detach().clone())
                 for module in self.model.modules()

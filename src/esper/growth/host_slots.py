@@ -17,6 +17,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from esper.config.checks import NonNegativeInt, Seed, check
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError
+from esper.growth.block_slot import BlockSlot
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.modules import forget_graphs, named_modules, named_tensors, seeded
 from esper.growth.seed_slot import AbsorbedSeed, BlockWrapper, SeedSlot
@@ -26,7 +27,8 @@ from esper.growth.slot_states import Outcome, SlotLife, SlotStates
 from esper.growth.surgery.configuration import follow_sizes, has_configuration
 from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.places import renamed
-from esper.growth.surgery_slots import BlockSlot, SurgerySlot, UnitSlot
+from esper.growth.surgery.runs import find_insertions
+from esper.growth.surgery_slots import SurgerySlot, UnitSlot
 from esper.lifecycle.factored_actions import AlphaCurve, BlendStyle, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
@@ -265,9 +267,12 @@ class HostSlots(Mapping[str, Slot]):
         """
         reshard(self.model)
         is_styled = action.op in (Op.GERMINATE, Op.SET_ALPHA_TARGET)
-        if is_styled and isinstance(self[action.slot], SurgerySlot):
-            action = replace(action, style=ADDITIVE_STYLE.get(action.style, action.style))
+        is_missing = is_styled and action.style in ADDITIVE_STYLE
+        if is_missing and isinstance(self[action.slot], SurgerySlot):
+            action = replace(action, style=ADDITIVE_STYLE[action.style])
         outcome = self.lives.apply(action, self)
+        if action.op in (Op.WAIT, Op.FINISH):  # nothing has changed
+            return outcome
         self.refresh()
         if outcome.was_done:
             for listener in self.action_listeners:
@@ -409,9 +414,10 @@ class HostSlots(Mapping[str, Slot]):
     def _follow(self, edits: Edits, place: UnitSlot | BlockSlot) -> None:
         """Let all slots know where their layers are now."""
         for counts in edits.counts:
+            insertions = find_insertions(counts)
             for other in self._slots.values():
                 if isinstance(other, UnitSlot):
-                    other.move(edits, counts)
+                    other.move(edits, counts, insertions)
         for container, sources in edits.moves:
             for other in self._slots.values():
                 if isinstance(other, SurgerySlot) and other is not place:

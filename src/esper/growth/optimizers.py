@@ -9,11 +9,12 @@ from enum import Enum
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from esper.config.checks import PositiveFloat, check
 from esper.errors import SlotError
 from esper.growth.host_slots import slots
+from esper.growth.modules import named_parameters, parameters_of
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.surgery.carrying import carry_optimizers
 from esper.growth.surgery.edits import Edits
@@ -122,28 +123,32 @@ class OptimizerKeeper:
         if seed_lr_factor != 1.0:
             self._seed_groups = self._add_seed_groups(seed_lr_factor)
         self._beside = {n: slot for n, slot in self.slots.items() if isinstance(slot, SeedSlot)}
-        self._joined: dict[str, list[nn.Parameter]] = {name: [] for name in self._beside}
+        self._joined: dict[str, list[tuple[nn.Parameter, bool]]] = {n: [] for n in self._beside}
+        """What is in the groups of each slot, and whether it is uncommitted."""
         self.sync()
         self.slots.listeners.append(self.sync)
         self.slots.edit_listeners.append(self._carry)
 
     def sync(self) -> None:
         """Add new parameters and drop removed ones; called whenever the slots change."""
-        names = {id(p): name for name, p in self.slots.model.named_parameters()}
+        names: dict[int, str] = {}
         for name, slot in self._beside.items():
             wanted = slot.grown_parameters()
-            kept = {id(parameter) for parameter in wanted}
-            for parameter in self._joined[name]:
-                if id(parameter) not in kept:
-                    self._remove(parameter)
             own = [] if slot.stage == Stage.FOSSILIZED else slot.seed_parameters()
             uncommitted = {id(parameter) for parameter in own}
-            home = list(slot.block.parameters()) if wanted else []
-            for parameter in wanted:
-                is_seed = id(parameter) in uncommitted
+            joined = [(parameter, id(parameter) in uncommitted) for parameter in wanted]
+            if _are_same(joined, self._joined[name]):
+                continue
+            kept = {id(parameter) for parameter in wanted}
+            for parameter, _ in self._joined[name]:
+                if id(parameter) not in kept:
+                    self._remove(parameter)
+            names = names or {id(p): n for n, p in named_parameters(self.slots.model).items()}
+            home = parameters_of(slot.block) if wanted else []
+            for parameter, is_seed in joined:
                 groups = self._seed_groups if is_seed else self._host_groups
                 self._move_to_group(parameter, groups[self._home_of(parameter, home, names)])
-            self._joined[name] = wanted
+            self._joined[name] = joined
 
     def _carry(self, edits: Edits) -> None:
         carry_optimizers(edits, self.optimizers)
@@ -251,6 +256,13 @@ class OptimizerKeeper:
             each.state.pop(parameter, None)
 
 
+def _are_same(
+    first: Sequence[tuple[nn.Parameter, bool]], second: Sequence[tuple[nn.Parameter, bool]]
+) -> bool:
+    """Return whether two lists hold the same parameters, by identity, and commitments."""
+    return [(id(p), flag) for p, flag in first] == [(id(p), flag) for p, flag in second]
+
+
 def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:
     """Remove a parameter by identity, because tensors compare by value."""
     parameters[:] = [member for member in parameters if member is not parameter]
@@ -267,6 +279,24 @@ def copied_state(state: Any) -> Any:
     return copy.deepcopy(state)
 
 
+def use_fused_kernels(optimizer: Optimizer) -> None:
+    """Let an optimizer of torch update all parameters on the CPU in one call each, if it may.
+
+    It is faster for small models, and differs in the last digits. Groups for which the user has
+    chosen how they are updated stay as they are.
+    """
+    if type(optimizer) not in (AdamW, Adam, SGD):
+        return
+    for group in optimizer.param_groups:
+        own: list[Tensor] = group["params"]
+        is_free = group.get("fused") is None and group.get("foreach") is None
+        is_plain = not (group.get("capturable") or group.get("differentiable"))
+        is_on_cpu = all(p.device.type == "cpu" and p.is_floating_point() for p in own)
+        is_number = not isinstance(group["lr"], Tensor)
+        if is_free and is_plain and is_on_cpu and is_number:
+            group["fused"] = True
+
+
 def as_optimizers(
     optimizer: Optimizer | Sequence[Optimizer], model: nn.Module
 ) -> tuple[Optimizer, ...]:
@@ -276,7 +306,7 @@ def as_optimizers(
         raise SlotError(
             f"optimizer is {optimizer!r}; it must be a torch.optim optimizer or a list of them."
         )
-    present = {id(parameter) for parameter in model.parameters()}
+    present = {id(parameter) for parameter in parameters_of(model)}
     for each in found:
         kind = type(each).__name__
         if isinstance(each, LBFGS) or kind == SHARDED_OPTIMIZER:

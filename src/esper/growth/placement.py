@@ -10,11 +10,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.config.checks import check
+from esper.config.checks import check, rejects_unknown
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError, did_you_mean, summarize_error, type_of
 from esper.formatting import html_lines, html_table, many
-from esper.growth.dry_run import Call, SampleInput, count_inference_calls, record_calls, tensors_in
+from esper.growth.dry_run import (
+    Call,
+    SampleInput,
+    count_inference_calls,
+    record_calls,
+    tensors_in,
+    why_it_fails,
+)
 from esper.growth.host_slots import (
     ATTRIBUTE,
     HostSlots,
@@ -25,7 +32,14 @@ from esper.growth.host_slots import (
 )
 from esper.growth.modules import count_parameters, module_names, named_modules
 from esper.growth.sharding import require_one_mesh_axis, require_whole
-from esper.growth.sites import SlotSite, TensorKind, describe, kind_of, width_of
+from esper.growth.sites import (
+    SlotSite,
+    TensorKind,
+    TensorShape,
+    describe,
+    kind_of,
+    width_of,
+)
 from esper.growth.surgery.blocks import find_block_lists, outer_lists
 from esper.growth.surgery.places import (
     MAX_READERS,
@@ -38,11 +52,13 @@ from esper.growth.surgery.places import (
     layers_name,
 )
 from esper.growth.surgery.tracing import PlaceFinder
+from esper.growth.surgery.units import tensor_of
 
 PAIR = ">"
 """Stands between the layers that write units and those that read them, in names."""
 
 
+@rejects_unknown("add_slots")
 def add_slots(
     model: nn.Module,
     at: Sequence[str],
@@ -166,8 +182,17 @@ class SurgerySites:
         )
 
     def _site_of(self, group: Group) -> SlotSite:
-        first = group.places[0]
-        return SlotSite(name=_name_of(group), kind=self._kinds[first.writers[0]], group=group)
+        names = dict.fromkeys(each.tensor for place in group.places for each in place.entries)
+        tensors = {name: tensor_of(self._model, name) for name in names}
+        return SlotSite(
+            name=_name_of(group),
+            kind=self._kinds[group.places[0].writers[0]],
+            group=group,
+            tensors=tuple(
+                TensorShape(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
+                for name, tensor in tensors.items()
+            ),
+        )
 
     def _kind_of(self, blocks: BlockList) -> TensorKind:
         inside = [k for n, k in self._kinds.items() if n.startswith(f"{blocks.container}.")]
@@ -329,8 +354,9 @@ def _require_runs(model: nn.Module, sample_input: SampleInput) -> None:
         outputs = tensors_in(record_calls(model, {"": model}, sample_input)[""][0].output)
     except Exception as error:
         raise SlotError(
-            f"{type(model).__name__} fails on this sample_input ({summarize_error(error)}); pass a "
-            "tensor, a tuple of arguments or a mapping of keyword arguments."
+            f"{type(model).__name__} fails on this sample_input "
+            f"({why_it_fails(model, sample_input, error)}); pass a tensor, a tuple of arguments or "
+            "a mapping of keyword arguments."
         ) from error
     if any(output.layout is not torch.strided or output.is_meta for output in outputs):
         raise SlotError(f"{type(model).__name__} returns a sparse tensor; return a dense one.")
@@ -395,6 +421,8 @@ def _require_names(at: Sequence[str]) -> list[str]:
     if not names:
         raise SlotError("at is empty; name at least one place (esper.find_slots lists them).")
     for name in names:
+        if not isinstance(name, str):
+            raise SlotError(f"at contains {name!r}; it must be a list of names.")
         if names.count(name) > 1:
             raise SlotError(f"at contains {name!r} twice; a place has one slot.")
     return names
@@ -509,6 +537,7 @@ def _cells(proposal: SlotProposal) -> tuple[str, str, str]:
     return proposal.name, describe_site(proposal.site), f"{proposal.parameters:,}"
 
 
+@rejects_unknown("find_slots")
 def find_slots(model: nn.Module, sample_input: SampleInput) -> SlotProposals:
     """Return the places where a model can grow.
 

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, distributed, nn
 
-from esper.config.catalogue import BLUEPRINT_GROUP
 from esper.config.growth import GrowthConfig
 from esper.errors import SavedModelError, type_of
 from esper.growth.blueprints import blueprint_names
@@ -31,7 +31,7 @@ from esper.growth.modules import module_names
 from esper.growth.placement import attach_slots
 from esper.growth.sharding import find_mesh, reshard, whole_values
 from esper.growth.sites import SlotSite
-from esper.storage.files import parse_json, storage_errors
+from esper.storage.files import MALFORMED, parse_json, storage_errors
 from esper.storage.saved_folder import FolderKind
 
 
@@ -140,12 +140,13 @@ GROWING_MODEL = FolderKind("growing model", (TENSORS_FILE, GROWTH_FILE), SavedMo
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     """Save a model with slots, in any state of growth, to a folder.
 
-    A model that the folder already holds is replaced atomically. A model that is sharded (FSDP2) is
-    gathered, so every rank must call this; rank 0 writes the folder.
+    A growing model that the folder already holds is replaced atomically. A model that is sharded
+    (FSDP2) is gathered, so every rank must call this; rank 0 writes the folder.
 
     Raises:
         SlotError: If the model has no slots.
-        SavedModelError: If part of the model cannot be saved; the message names it.
+        SavedModelError: If part of the model cannot be saved, or the folder holds other files; the
+            message names them.
         StorageError: If the folder cannot be written.
 
     Examples:
@@ -155,6 +156,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
         >>> esper.save(model, "kept")
     """
     folder = Path(directory)
+    GROWING_MODEL.require_free(folder)
     reshard(model)
     is_shared = find_mesh(model) is not None
     tensors = NamedTensors.of(model)
@@ -222,7 +224,7 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
         tensors = load_tensors(files[TENSORS_FILE])
         restore_slots(model, growth)
         saved = NamedTensors(tensors, dict(growth["aliases"]), set(growth["transient"]))
-    except (AttributeError, LookupError, TypeError, ValueError, SafetensorError) as error:
+    except (*MALFORMED, SafetensorError) as error:
         raise GROWING_MODEL.damaged(folder, error) from error
     own = NamedTensors.of(model)
     problem = saved.find_mismatch(own)
@@ -241,13 +243,18 @@ def describe_slots(host: HostSlots) -> dict[str, Any]:
             if not (math.isfinite(value) and 0.0 <= value <= 1.0):
                 raise SavedModelError(f"slot {name!r} has alpha {value}; it must be in [0, 1].")
     return {
-        "sites": to_json(host.sites),
+        "sites": _describe_sites(tuple(host.sites)),
         "lives": host.lives.to_json(),
         "growth_config": asdict(host.lives.growth_config),
         "seed_limit": host.slot_config.seed_limit,
         "seed": host.seed,
         "n_germinated": host.n_germinated,
     }
+
+
+@lru_cache(maxsize=64)
+def _describe_sites(sites: tuple[SlotSite, ...]) -> Any:
+    return to_json(list(sites))
 
 
 def restore_slots(
@@ -283,7 +290,6 @@ def restore_slots(
         for blueprint in [each for each in needed if each not in blueprint_names()]:
             raise SavedModelError(
                 f"slot {name!r} holds a seed of blueprint {blueprint!r}, which is not "
-                f"registered; install the package that provides it (entry point group "
-                f"{BLUEPRINT_GROUP!r}) or register it before loading."
+                f"registered; register it before loading (esper.register_blueprint)."
             )
     host.rebuild_seeds()

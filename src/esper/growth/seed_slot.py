@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, cast
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from esper.errors import ShapeError, SlotError, blame_user_code
 from esper.growth.blending import blend, effective_change, straight_through
 from esper.growth.blueprints import SeedForm, find_blueprint
-from esper.growth.modules import count_parameters
-from esper.growth.sharding import find_mesh, gathered_copy, total_norm
+from esper.growth.modules import count_parameters, parameters_of
+from esper.growth.sharding import find_mesh, gathered_copy
 from esper.growth.sites import SlotSite, TensorKind, describe
+from esper.growth.slot import SlotBase
 from esper.growth.slot_states import Fossil, SlotLife, SlotStates
 from esper.lifecycle.factored_actions import BlendStyle
 from esper.lifecycle.stages import Stage
@@ -66,7 +66,7 @@ seeds would outlive the stage of the second one.
 """
 
 
-class SeedSlot(BlockWrapper):
+class SeedSlot(SlotBase, BlockWrapper):
     """A block, the seeds that have become part of it, and the seed that grows on both.
 
     An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
@@ -115,26 +115,6 @@ class SeedSlot(BlockWrapper):
     def __bool__(self) -> bool:
         return True
 
-    @property
-    def name(self) -> str:
-        """The slot's name, which is the name of its block in the model."""
-        return self.site.name
-
-    @property
-    def life(self) -> SlotLife:
-        """The life of the slot's seed."""
-        return self._lives[self.site.name]
-
-    @property
-    def stage(self) -> Stage:
-        """The slot's stage."""
-        return self.life.stage
-
-    @property
-    def alpha(self) -> float:
-        """How strongly the seed is blended in, 0 to 1."""
-        return self.life.alpha
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the grown block's output, changed by the seed according to its stage."""
         y = self.block(*args, **kwargs)
@@ -174,21 +154,12 @@ class SeedSlot(BlockWrapper):
 
     def refresh(self) -> None:
         """Tell compiled graphs what the life says; called whenever that may have changed."""
+        if self.seed is None and self._effect_with_grad == self._effect_without_grad == "none":
+            return
         self._effect_without_grad, self._effect_with_grad = self._find_effects()
         if self.alpha != self._traced_alpha[0]:
             device = self._tensor_options().get("device", _CPU)
             self._traced_alpha = (self.alpha, torch.tensor(self.alpha, device=device))
-
-    @contextmanager
-    def switched_off(self) -> Generator[None]:
-        """Disable the seed inside the context."""
-        was_off, self.is_off = self.is_off, True
-        self.refresh()
-        try:
-            yield
-        finally:
-            self.is_off = was_off
-            self.refresh()
 
     def plant(self, blueprint: str, style: BlendStyle) -> None:
         """Build a blueprint's seed, drawing its weights from torch's default generator."""
@@ -206,12 +177,6 @@ class SeedSlot(BlockWrapper):
     def count_fossils(self) -> int:
         """Return how many parameters the fossils have."""
         return count_parameters(self.fossils)
-
-    def gradient_norm(self) -> float:
-        """Return the norm of the gradients of the uncommitted seed and its gate; 0 without one."""
-        own = self.seed_parameters() if self.life.is_growing else []
-        grads = [p.grad for p in own if p.grad is not None]
-        return total_norm(grads) if grads else 0.0
 
     def is_full(self) -> bool:
         """Return False: modules can always grow beside a block."""
@@ -313,13 +278,11 @@ class SeedSlot(BlockWrapper):
 
     def seed_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the seed and its gate."""
-        parts = [part for part in (self.seed, self.gate) if part is not None]
-        return [parameter for part in parts for parameter in part.parameters()]
+        return [*parameters_of(self.seed), *parameters_of(self.gate)]
 
     def grown_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the fossils, the seed and its gate."""
-        absorbed = [] if self.fossils is None else list(self.fossils.parameters())
-        return [*absorbed, *self.seed_parameters()]
+        return [*parameters_of(self.fossils), *self.seed_parameters()]
 
     def called_parts(self) -> list[nn.Module]:
         """Return the modules of the fossils, the seed and its gate that are called."""
@@ -345,10 +308,6 @@ class SeedSlot(BlockWrapper):
         if is_training:
             seed.train()
         return find_change_problem(change, self.site.output_shape)
-
-    def explain_misfit(self, blueprint: str) -> str:
-        """Return why a blueprint does not fit the slot."""
-        return find_blueprint(blueprint).why_not(self.site) or "its slots leave it out"
 
     def _change(
         self,

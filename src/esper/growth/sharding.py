@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.utils import get_total_norm
 
 from esper.errors import SlotError, type_of
@@ -49,7 +49,8 @@ def total_norm(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all tensors together; every process must call it if some are sharded."""
     found = list(tensors)
     kinds = {(tensor.device, tensor.dtype, tensor.layout) for tensor in found}
-    if len(kinds) == 1 and found[0].layout is torch.strided and not any(map(is_sharded, found)):
+    has_shards = "torch.distributed.tensor" in sys.modules and any(map(is_sharded, found))
+    if len(kinds) == 1 and found[0].layout is torch.strided and not has_shards:
         # What get_total_norm does, without a third of a millisecond around it.
         norms: list[Tensor] = cast(Any, torch)._foreach_norm(found)
         norm: Tensor = cast(Any, torch).linalg.vector_norm(torch.stack(norms))
@@ -63,6 +64,8 @@ def total_norm(tensors: Iterable[Tensor]) -> float:
 
 def find_mesh(module: nn.Module) -> Any:
     """Return the device mesh that parameters of a module are sharded on; None if none are."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
     return next((cast(Any, p).device_mesh for p in module.parameters() if is_sharded(p)), None)
 
 
@@ -153,7 +156,8 @@ def gathered_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mo
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not hasattr(fsdp, "FSDPModule"):
+    # fully_shard makes a class for each kind of module that it shards.
+    if fsdp is None or not fsdp.FSDPModule.__subclasses__():
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 

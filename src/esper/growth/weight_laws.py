@@ -17,8 +17,14 @@ from torch import Tensor
 Deviation = Callable[[int, int], float]
 """The standard deviation of weights, given fan-in and fan-out."""
 
+
+def torch_default(fan_in: int, _: int) -> float:
+    """Return the deviation of weights and biases as torch initializes linear layers."""
+    return 1.0 / math.sqrt(3.0 * fan_in)
+
+
 KNOWN: tuple[Deviation, ...] = (
-    lambda fan_in, _: 1.0 / math.sqrt(3.0 * fan_in),  # torch's default
+    torch_default,
     lambda fan_in, _: math.sqrt(2.0 / fan_in),  # He et al. (2015)
     lambda fan_in, fan_out: math.sqrt(2.0 / (fan_in + fan_out)),  # Glorot and Bengio (2010)
     lambda fan_in, _: math.sqrt(1.0 / fan_in),  # LeCun et al. (1998)
@@ -26,6 +32,9 @@ KNOWN: tuple[Deviation, ...] = (
 
 TOLERANCE = 0.1
 """Largest relative difference of a deviation from that of a known initialization."""
+
+ROUNDING = 1e-4
+"""Share by which uniform weights may exceed their bound."""
 
 UNIFORM_KURTOSIS = 2.4
 """Weights with a lower kurtosis are taken as uniform (1.8), others as normal (3)."""
@@ -49,9 +58,15 @@ class WeightLaw:
         kurtosis = values.pow(4).mean().item() / square**2
         # A few weights scatter more than a tenth around the deviation of their law.
         tolerance = max(TOLERANCE, 3.0 / math.sqrt(values.numel()))
-        gaps = [abs(size / known(fan_in, fan_out) - 1.0) for known in KNOWN]
-        nearest = KNOWN[gaps.index(min(gaps))] if min(gaps) <= tolerance else _constant(size)
-        return cls(kurtosis < UNIFORM_KURTOSIS, nearest)
+        is_uniform, largest = kurtosis < UNIFORM_KURTOSIS, values.abs().max().item()
+        gaps = {known: abs(size / known(fan_in, fan_out) - 1.0) for known in KNOWN}
+        near = [known for known, gap in gaps.items() if gap <= tolerance]
+        if is_uniform:  # no weight is beyond the bound, and torch's own law is the usual one
+            bounds = {known: math.sqrt(3.0) * known(fan_in, fan_out) for known in near}
+            near = [known for known in near if largest <= bounds[known] * (1.0 + ROUNDING)]
+            if torch_default in near:
+                near = [torch_default]
+        return cls(is_uniform, min(near, key=gaps.__getitem__) if near else _constant(size))
 
     @torch.no_grad()
     def draw(

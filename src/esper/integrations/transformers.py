@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,17 +22,20 @@ from esper.integrations.adapters import (
     require_options,
 )
 from esper.integrations.grown_states import (
+    CONFIG,
     KEY,
     GrownState,
     find_grown,
+    read_structure,
     rebuild_on_load,
 )
-from esper.storage.files import write_atomic
+from esper.storage.files import read_file, write_atomic
+from esper.storage.state import from_bytes, to_bytes
 
 _transformers = import_library("transformers", "transformers")
 import_library("accelerate", "transformers")
 
-STATE_FILE = "grower.pt"
+STATE_FILE = "grower.esper"
 """The state of the Grower in the folder of a checkpoint; it takes the place of ``optimizer.pt``."""
 
 
@@ -107,8 +109,8 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
                     f"{folder / STATE_FILE} is missing, but a grown model was loaded; resume from "
                     "a checkpoint of the output_dir, or name its folder with resume_from=."
                 )
-            saved = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
-            self._state.resume(self.grower, saved)
+            saved = read_file(folder / STATE_FILE, max_bytes=None)
+            self._state.resume(self.grower, from_bytes(saved))
         # Gradients of seeds are averaged here, which has to come before clipping.
         if args.world_size > 1 and self._clip is None:
             self._clip, args.max_grad_norm = args.max_grad_norm, 0.0
@@ -153,9 +155,8 @@ class GrowthCallback(_transformers.TrainerCallback):  # pyright: ignore[reportUn
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Replace the optimizer's file, which goes by order, by the Grower's, which is by name."""
         if args.should_save and not args.save_only_model:
-            file = io.BytesIO()
-            torch.save(self.grower.state_dict(weights=False), file)
-            write_atomic(_folder(args, state) / STATE_FILE, file.getvalue())
+            content = to_bytes(self.grower.state_dict(weights=False))
+            write_atomic(_folder(args, state) / STATE_FILE, content)
             (_folder(args, state) / "optimizer.pt").unlink(missing_ok=True)
 
     def _catch_loss(self, model: Any, _: Any, given: dict[str, Any], output: Any) -> None:
@@ -182,13 +183,14 @@ def from_pretrained(cls: type[Any], folder: str | Path) -> Any:
     if not find_grown(state):
         return cls.from_pretrained(folder)
     config = _transformers.AutoConfig.from_pretrained(folder)
-    model = cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
-    model = model.to(config.dtype or torch.float32)
+    model = _build(cls, config)
     plain = {name: t for name, t in state.items() if name.rpartition(".")[2] != KEY}
     own = model.state_dict()
     if all(name in own and own[name].shape == t.shape for name, t in plain.items()):
         state = plain  # the configuration has followed all growth
     else:
+        before = read_structure(state).get(CONFIG) if KEY in state else None
+        model = model if before is None else _build(cls, type(config).from_dict(before))
         rebuild_on_load(model)
     missing, unexpected = model.load_state_dict(state, strict=False)
     model.tie_weights()
@@ -196,6 +198,11 @@ def from_pretrained(cls: type[Any], folder: str | Path) -> Any:
     if wrong:
         raise SavedModelError(f"{folder} holds another model than {cls.__name__}: {wrong[0]!r}.")
     return model.eval()
+
+
+def _build(cls: type[Any], config: Any) -> Any:
+    model = cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
+    return model.to(config.dtype or torch.float32)
 
 
 def _folder(args: Any, state: Any) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,14 @@ from esper.errors import ConfigError, UnsupportedHostError, blame_user_code
 from esper.growth.footprint import forward_flops, training_step_flops
 from esper.growth.governor import Governor, GovernorReport
 from esper.growth.host_slots import Slot, slot_size, slots
-from esper.growth.modules import count_parameters, named_tensors, seeded, unchanged_buffers
+from esper.growth.modules import (
+    count_parameters,
+    named_parameters,
+    named_tensors,
+    parameters_of,
+    seeded,
+    unchanged_buffers,
+)
 from esper.growth.optimizers import OptimizerKeeper, copied_state
 from esper.growth.ranks import Ranks
 from esper.growth.sites import SlotSize
@@ -46,11 +54,27 @@ def moment_names(config: PopulationConfig) -> tuple[str, ...]:
     return ("exp_avg", "exp_avg_sq")
 
 
+@lru_cache(maxsize=4096)
+def _with_own(
+    config: PopulationConfig,
+    learning_rate: float | None,
+    batch_size: int | None,
+    batches_per_epoch: int | None,
+) -> PopulationConfig:
+    """Return the settings of a host that has some of its own."""
+    return replace(
+        config,
+        learning_rate=learning_rate or config.learning_rate,
+        batch_size=batch_size or config.batch_size,
+        batches_per_epoch=batches_per_epoch or config.batches_per_epoch,
+    )
+
+
 def make_optimizer(
     model: nn.Module, config: PopulationConfig, learning_rate: float, *, fused: bool = False
 ) -> Optimizer:
     """Return the optimizer of one host; a fused one is faster and differs in the last digits."""
-    parameters = list(model.parameters())
+    parameters = parameters_of(model)
     decay, is_fused = config.weight_decay, fused or None
     if config.optimizer == "sgd":
         return SGD(
@@ -108,17 +132,13 @@ class Host:
     ) -> None:
         """Prepare to train a new model by these settings, which the specification may override."""
         self.model, self.spec, self.objective, self._name = model, spec, objective, name
-        self.config = replace(
-            config,
-            learning_rate=spec.learning_rate or config.learning_rate,
-            batch_size=spec.batch_size or config.batch_size,
-            batches_per_epoch=spec.batches_per_epoch or config.batches_per_epoch,
-        )
+        own = spec.learning_rate, spec.batch_size, spec.batches_per_epoch
+        self.config = _with_own(config, *own)
         self.slots = slots(model)
         self.optimizer = make_optimizer(model, self.config, self.config.learning_rate)
         OptimizerKeeper(model, self.optimizer, seed_lr_factor=config.seed_lr_factor)
-        n_samples, own = len(spec.data.train_inputs), self.config
-        self.order = BatchOrder(spec.seed, n_samples, own.batch_size, own.batches_per_epoch)
+        n_batch, per_epoch = self.config.batch_size, self.config.batches_per_epoch
+        self.order = BatchOrder(spec.seed, len(spec.data.train_inputs), n_batch, per_epoch)
         self.costs: HostCosts
         """Those before growth, which hosts of the same size share."""
         self.memory: HostMemory | None = None
@@ -178,9 +198,10 @@ class Host:
     def _write(self, ablation: Ablation | None) -> Program:
         if self._table is None:
             self._table = TensorTable(self.model, 1 + len(moment_names(self.config)))
-        if (problem := self._table.find_problem()) is not None:
+        if (problem := self._table.problem) is not None:
             raise NoProgramError(problem)
-        seeds = self._describe_seeds(self._table) if ablation is None else ()
+        has_seeds = ablation is None and self._is_growing()
+        seeds = self._describe_seeds(self._table) if has_seeds else ()
         with self._mode(ablation):
             program, counters = write_program(
                 self.model, self._table, self.input_shape, list(self.slots), seeds
@@ -321,7 +342,7 @@ class Host:
     def get_state(self) -> HostState:
         """Return everything that the next epoch depends on, but for the population's facts."""
         tensors = {f"model/{n}": t.detach().clone() for n, t in named_tensors(self.model).items()}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in named_parameters(self.model).items():
             for key, value in _trained_state(self.optimizer, parameter).items():
                 tensors[f"optimizer/{key}/{name}"] = value
         lives = self.slots.lives.to_json()

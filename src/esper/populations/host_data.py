@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -177,9 +177,8 @@ class HostState:
     """Plain values: slot lives, batch order, loss statistics."""
 
 
-def join_states(states: Iterable[HostState]) -> dict[str, Any]:
+def join_states(states: Sequence[HostState]) -> dict[str, Any]:
     """Return the states of hosts as the tensors of all and the facts of each."""
-    states = list(states)
     tensors = {
         f"{host}/{name}": tensor
         for host, state in enumerate(states)

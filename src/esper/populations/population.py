@@ -18,7 +18,7 @@ from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError, IllegalActionError, SlotError, UnsupportedHostError
 from esper.growth.governor import GovernorReport, LossWatch
 from esper.growth.host_slots import slots
-from esper.growth.modules import count_parameters, named_tensors, seeded
+from esper.growth.modules import count_parameters, named_tensors, parameters_of, seeded
 from esper.growth.slot_states import Outcome, SlotLife, SlotStates, is_gate_open
 from esper.growth.surgery_slots import SurgerySlot
 from esper.lifecycle.factored_actions import ALPHA_CURVES, STYLES, GrowthAction, Op
@@ -326,7 +326,7 @@ class Population:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all hosts as tensors and plain values."""
-        return join_states(self.get_state(host) for host in range(self.n_hosts))
+        return join_states([self.get_state(host) for host in range(self.n_hosts)])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned.
@@ -461,7 +461,7 @@ class Population:
         slots(model).seed = spec.seed
         if growth is not None:
             slots(model).lives.growth_config = growth
-        shapes = tuple(tuple(parameter.shape) for parameter in model.parameters())
+        shapes = tuple(tuple(parameter.shape) for parameter in parameters_of(model))
         design = type(model), shapes, tuple(slots(model))
         self._data_check.require_fit(host, spec, model, design, objective)
         held = Host(model, spec, spec.training or self.config, objective, name=f"host {host}")

@@ -18,6 +18,7 @@ from torch import Tensor
 from esper.arrays import Floats
 from esper.config.growth import OPTIMIZERS
 from esper.growth.governor import LossWatch
+from esper.growth.modules import parameters_of
 from esper.populations.host import Host
 from esper.populations.host_data import (
     NO_ABLATION,
@@ -194,7 +195,7 @@ class VectorHosts:
 
 def _find_reason(held: Host, objective: int | None) -> str | None:
     """Return why the kernel cannot compute a host, whatever grows in it; None if it can."""
-    inputs, parameters = held.spec.data.train_inputs, list(held.model.parameters())
+    inputs, parameters = held.spec.data.train_inputs, parameters_of(held.model)
     if objective is None:
         return "the kernel does not have the objective"
     if inputs.ndim not in (2, 4) or inputs.dtype not in (torch.float32, torch.float64):

@@ -145,6 +145,8 @@ class TensorTable:
         self.buffer_offsets = {id(b): at for b, at in zip(self.buffers, offsets, strict=False)}
         self.length = first + sum(self.buffer_sizes)
         """Number of all numbers."""
+        self.problem = self._find_problem()
+        """Why the kernel cannot hold these tensors; None if it can."""
 
     def _add(self, module: nn.Module, known: set[int]) -> None:
         """Add the tensors of a module, each once, much faster than torch's own iteration."""
@@ -161,8 +163,7 @@ class TensorTable:
             if child is not None:
                 self._add(child, known)
 
-    def find_problem(self) -> str | None:
-        """Return why the kernel cannot hold these tensors; None if it can."""
+    def _find_problem(self) -> str | None:
         tensors: list[Tensor] = [*self.parameters, *self.buffers]
         dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) != 1:

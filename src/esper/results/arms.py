@@ -37,8 +37,8 @@ LABELS = {
     "heuristic": "the heuristic",
     "progressive": "progressive growth",
     "fixed-size": "the best fixed size",
-    "scratch-same-epochs": "the same size from scratch",
-    "scratch-same-flops": "the same size from scratch",
+    "scratch-same-epochs": "the same size from scratch for as many epochs",
+    "scratch-same-flops": "the same size from scratch with as many FLOPs",
     "shuffled": "itself with shuffled observations",
     "wrong-task": "its own actions of other hosts",
 }
@@ -135,7 +135,7 @@ class Arm:
             "score": f"{self.score.mean():.3f}",
             "FLOPs": f"{self.flops.mean():.3f}",
             "parameters": f"{self.parameters.mean():,.0f}",
-            "grown": f"{self.grown_parameters.mean() / max(initial, 1.0):+.0%}",
+            "added parameters": f"{self.grown_parameters.mean() / max(initial, 1.0):+.0%}",
             "epochs": f"{self.n_epochs.mean():.1f}",
         }
 

@@ -64,6 +64,10 @@ class Evidence:
     """The command that reproduces these results."""
     notes: tuple[str, ...] = ()
     """Further sentences about the controller that claims are about."""
+    unfinished: tuple[str, ...] = ()
+    """Training runs that were not done, with their rounds."""
+    test_pool: int | None = None
+    """Test samples that all hosts share; None if each host has its own."""
     best_host: BestHost | None = None
     """Its best episode, if it is known."""
 

@@ -12,7 +12,7 @@ from esper.results.evidence import Evidence
 from esper.results.sentences import verdict_json
 from esper.storage.files import other_version, parse_json, read_hashed, write_hashed
 
-EVIDENCE_VERSION = 3
+EVIDENCE_VERSION = 4
 """The version of the file format. Other versions cannot be read."""
 
 

@@ -6,14 +6,14 @@ for the number of comparisons, and enough hosts. Anything else is not shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from esper.arrays import Floats
 from esper.formatting import saving
-from esper.results.arms import Arm, Kind
+from esper.results.arms import NO_GROWTH, Arm, Kind
 from esper.results.evidence import Evidence
 from esper.statistics import (
     Interval,
@@ -68,6 +68,10 @@ class Finding:
     """p-value of equal FLOPs, where fewer FLOPs are part of the claim."""
     corrected_flops_p: float | None
     """``flops_p``, corrected along with all others."""
+    growth_p: float | None
+    """p-value of equal scores against no growth, which is the claim that growth helped."""
+    corrected_growth_p: float | None
+    """``growth_p``, corrected along with all others."""
 
     @property
     def difference(self) -> Interval:
@@ -85,6 +89,12 @@ class Finding:
         difference = self.difference
         is_small = difference.low > -EQUIVALENCE and difference.high < EQUIVALENCE
         return is_small or difference.is_above_zero
+
+    @property
+    def is_gain_sure(self) -> bool:
+        """Whether the score differs from that of no growth, over all hosts and after correction."""
+        p = self.corrected_growth_p
+        return p is not None and p < LEVEL and self.score.excludes_zero
 
     @property
     def saves_flops(self) -> bool:
@@ -125,40 +135,49 @@ class Finding:
 def find_differences(own: Arm, others: Sequence[Arm]) -> tuple[Finding, ...]:
     """Return what is shown about an arm against each of the others, in their order.
 
-    Fewer FLOPs than the same size from scratch for as many epochs count as a comparison of their
-    own.
+    Fewer FLOPs than the same size from scratch for as many epochs, and a higher score than no
+    growth, count as comparisons of their own.
 
     Args:
         own: The arm that claims are about.
         others: The arms to compare it with, on the same hosts.
     """
-    p_values = [p_value(_claimed_difference(own, other)) for other in others]
-    saved = [number for number, other in enumerate(others) if other.kind == "same_epochs"]
-    p_values += [p_value(paired_differences(own.flops, others[n].flops)) for n in saved]
-    corrected = holm(p_values)
-    found: list[Finding] = []
-    for number, other in enumerate(others):
-        flops = len(others) + saved.index(number) if number in saved else None
-        returns = paired_differences(own.returns, other.returns)
-        found.append(
-            Finding(
-                against=other.name,
-                label=other.label,
-                kind=other.kind,
-                returns=nested_interval(returns),
-                score=paired_interval(own.score, other.score),
-                flops_ratio=(
-                    ratio_interval(own.flops, other.flops) if other.flops.mean() > 0.0 else None
-                ),
-                interquartile=interquartile_interval(returns),
-                improvement=probability_of_improvement(own.returns, other.returns),
-                p=p_values[number],
-                corrected_p=corrected[number],
-                flops_p=None if flops is None else p_values[flops],
-                corrected_flops_p=None if flops is None else corrected[flops],
-            )
-        )
-    return tuple(found)
+    tested: dict[tuple[str, str], float] = {}
+    for other in others:
+        tested["claim", other.name] = p_value(_claimed_difference(own, other))
+        if other.kind == "same_epochs":
+            tested["flops", other.name] = p_value(paired_differences(own.flops, other.flops))
+        if other.name == NO_GROWTH:
+            tested["growth", other.name] = p_value(paired_differences(own.score, other.score))
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return tuple(_find_difference(own, other, tested, corrected) for other in others)
+
+
+def _find_difference(
+    own: Arm,
+    other: Arm,
+    tested: Mapping[tuple[str, str], float],
+    corrected: Mapping[tuple[str, str], float],
+) -> Finding:
+    """Return what is shown against one arm, given the p-values of all claims."""
+    returns = paired_differences(own.returns, other.returns)
+    is_ratio = other.flops.mean() > 0.0
+    return Finding(
+        against=other.name,
+        label=other.label,
+        kind=other.kind,
+        returns=nested_interval(returns),
+        score=paired_interval(own.score, other.score),
+        flops_ratio=ratio_interval(own.flops, other.flops) if is_ratio else None,
+        interquartile=interquartile_interval(returns),
+        improvement=probability_of_improvement(own.returns, other.returns),
+        p=tested["claim", other.name],
+        corrected_p=corrected["claim", other.name],
+        flops_p=tested.get(("flops", other.name)),
+        corrected_flops_p=corrected.get(("flops", other.name)),
+        growth_p=tested.get(("growth", other.name)),
+        corrected_growth_p=corrected.get(("growth", other.name)),
+    )
 
 
 def _claimed_difference(own: Arm, other: Arm) -> Floats:

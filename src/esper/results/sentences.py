@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from esper.arrays import Flags
 from esper.formatting import change, listed, many, points, probability, too_few
 from esper.results.arms import NO_GROWTH, Arm
 from esper.results.evidence import Evidence
@@ -24,67 +23,74 @@ SELDOM = 0.05
 MARGIN = f"{100 * EQUIVALENCE:g} points"
 
 _PHRASES = {
-    "better": "beats",
-    "worse": "loses to",
-    "as good": "is as good as",
-    "not shown": "cannot be told apart from",
+    "better": "better",
+    "worse": "worse",
+    "as good": "as good with fewer FLOPs",
+    "not shown": "no clear difference",
 }
 
 
 def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
     """Return the verdict on the learned arm.
 
-    First comes the best baseline, then whether growth helped, and how many baselines are beaten.
+    First comes whether growth helped, then the best baseline, and how many baselines are beaten.
     """
     findings = [one for one in weigh(evidence) if one.kind != "ablation"]
     if not findings:
         return (f"{capital(evidence.own.label)} was not compared with any baseline.",)
-    found = [best_baseline_sentence(evidence, findings)]
-    plain = next((arm for arm in evidence.others if arm.name == NO_GROWTH), None)
-    if plain is not None:
-        found.append(growth_sentence(evidence.own, plain))
-    elif evidence.own.kind == "learned" and evidence.own.grown_share < SELDOM:
+    growth, best = growth_sentence(evidence), best_baseline_sentence(evidence, findings)
+    found = [growth, best] if growth else [best]
+    if not growth and evidence.own.kind == "learned" and evidence.own.grown_share < SELDOM:
         found.append(
             f"{capital(evidence.own.label)} hardly grows: it grew {evidence.own.grown_share:.1%} "
             "of hosts, so none of its gain comes from growth."
         )
-    return (*found, *([count_sentence(findings)] if len(findings) > 1 else []))
+    found += [count_sentence(findings)] if len(findings) > 1 else []
+    return tuple(f"{one.removesuffix('.')}{_unfinished(evidence)}." for one in found)
+
+
+def _unfinished(evidence: Evidence) -> str:
+    """Return which training runs were not done, with a leading space; empty if all were."""
+    runs = listed(list(evidence.unfinished))
+    return f" (unfinished: {runs})" if runs else ""
 
 
 def best_baseline_sentence(evidence: Evidence, findings: list[Finding]) -> str:
-    """Return the sentence that a result opens with, about the baseline with the highest return."""
+    """Return how the learned arm compares with the baseline that has the highest return."""
     best = min(findings, key=lambda one: one.returns.mean)
     difference, own = best.difference, evidence.own
     is_one_run = own.n_runs == 1 and own.kind == "learned"
-    phrase = _PHRASES[best.verdict]
-    if best.verdict == "not shown" and difference.is_above_zero:
-        phrase = "is not shown to beat"
     among = f", the best of {len(findings)} baselines" if len(findings) > 1 else ""
+    if not evidence.arm(best.against).n_epochs.any():
+        among += ", which does not train at all"
     facts = [
-        f"{_measure(best)} {points(difference)}, 95% CI",
+        f"{_measure(best)} {points(difference)}",
         where(evidence),
         _reason(best) if best.verdict == "not shown" else "",
         "one training run; other seeds may differ" if is_one_run else "",
     ]
-    return f"{capital(own.label)} {phrase} {best.label}{among} ({'; '.join(filter(None, facts))})."
+    return (
+        f"{capital(own.label)} against {best.label}{among}: {_PHRASES[best.verdict]} "
+        f"({'; '.join(filter(None, facts))})."
+    )
 
 
 def count_sentence(findings: list[Finding]) -> str:
-    """Return how many baselines the learned arm is shown to beat, of the tuned ones if any."""
+    """Return how many baselines the learned arm is shown to beat, of several tuned ones if any."""
     tuned = [one for one in findings if one.kind == "tuned"]
-    counted, what = (tuned, "tuned baseline") if tuned else (findings, "baseline")
+    counted, what = (tuned, "tuned baseline") if len(tuned) > 1 else (findings, "baseline")
     n_better = sum(one.verdict == "better" for one in counted)
     worse = [one.label for one in findings if one.verdict == "worse"]
     but = listed(worse) if len(worse) <= 3 else f"{len(worse)} baselines"
-    better = f"{n_better} of {many(len(counted), what)}" if n_better else f"any {what}"
-    return f"It is {'shown' if n_better else 'not shown'} to be better than {better}" + (
-        f", and {'worse' if n_better else 'shown to be worse'} than {but}." if worse else "."
-    )
+    sentence = f"It beats {n_better or 'none'} of {many(len(counted), what)}"
+    return f"{sentence} and loses to {but}." if worse else f"{sentence}."
 
 
 def comparison_sentences(evidence: Evidence) -> tuple[str, ...]:
     """Return a line about each other arm: the difference, and what it shows."""
-    return tuple(finding_sentence(one, where(evidence)) for one in weigh(evidence))
+    return tuple(
+        finding_sentence(one, where(evidence)) + _unfinished(evidence) for one in weigh(evidence)
+    )
 
 
 def finding_sentence(finding: Finding, at: str) -> str:
@@ -94,9 +100,7 @@ def finding_sentence(finding: Finding, at: str) -> str:
         finding: The comparison.
         at: The price in words.
     """
-    at = {"same_epochs": "for as many epochs", "same_flops": "with as many FLOPs"}.get(
-        finding.kind, at
-    )
+    at = "" if finding.kind in OF_SCORE else at  # their epochs or FLOPs are what is equal
     numbers = f"{_measure(finding)} {points(finding.difference)}"
     if finding.kind in OF_SCORE:
         ratio = finding.flops_ratio
@@ -120,7 +124,7 @@ def _reason(finding: Finding) -> str:
         return too_few(difference)
     is_claimed = difference.excludes_zero
     if finding.kind == "same_epochs":
-        is_claimed = finding.is_as_high
+        is_claimed = finding.is_as_high or difference.high < -EQUIVALENCE
         if not is_claimed:
             return f"not within {MARGIN}"
     if is_claimed and finding.corrected_p >= LEVEL:
@@ -133,60 +137,62 @@ def _reason(finding: Finding) -> str:
     return "unequal FLOPs" if finding.kind == "same_flops" and is_claimed else ""
 
 
-def growth_sentence(own: Arm, plain: Arm) -> str:
-    """Return whether growth helped, judged by the hosts that were grown in any training run.
+def growth_sentence(evidence: Evidence) -> str:
+    """Return whether growth helped, judged by the scores of all hosts; empty if not measured.
 
-    Args:
-        own: The result of a controller.
-        plain: That of no growth.
+    Hosts whose seeds were kept are those that growth happened to help, so they prove nothing.
     """
-    is_grown: Flags = own.grown_parameters.max(0) > 0.0
-    counted = f"{int(is_grown.sum())} of {len(is_grown)} hosts"
-    overall = f"Over all hosts, {_overall(own, plain)}"
+    against = next((one for one in weigh(evidence) if one.against == NO_GROWTH), None)
+    if against is None:
+        return ""
+    own, plain = evidence.own, evidence.arm(NO_GROWTH)
+    n_grown = int((own.grown_parameters.max(0) > 0.0).sum())
+    counted = f"{n_grown} of {many(evidence.n_hosts, 'host')} were grown"
+    facts = f"score {points(against.score)} with {_compute(own, plain)} ({counted}"
     if own.grown_share < SELDOM:
-        return (
-            f"Growth was not shown to help: {counted} were grown. {overall}; "
-            f"{_return_without_growth(own, plain)}."
-        )
-    score = paired_interval(own.score[:, is_grown], plain.score[:, is_grown])
-    value = paired_interval(own.returns[:, is_grown], plain.returns[:, is_grown])
-    grown = f"in the {counted} that were grown, the score is {points(score)} against no growth"
-    if not score.is_from_enough:
-        verdict = f"Growth was not shown to help: {grown}; these are too few hosts to tell"
-    elif score.is_below_zero:
-        verdict = f"Growth did not help: {grown}"
-    elif not score.is_above_zero:
-        verdict = f"Growth was not shown to help: {grown}"
-    elif value.is_below_zero:
-        verdict = f"Growth raised the score but cost more than it gained: {grown}"
-        verdict += f" and the return {points(value)}"
-    elif paired_interval(own.score, plain.score).is_below_zero:
-        verdict = f"Growth helped some hosts but not all hosts together: {grown}"
-    else:
-        verdict = f"Growth helped: {grown}"
-    if value.is_above_zero and not score.is_above_zero:
-        verdict += f" (the return is {points(value)})"
-    return f"{verdict}. {overall}."
+        why = _return_without_growth(against, own, plain)
+        return f"Growth was too rare to tell: {facts}; {why})."
+    return f"{_growth_verdict(against)}: {facts}{_growth_reason(against)})."
 
 
-def _overall(own: Arm, plain: Arm) -> str:
-    """Return the gain over all hosts, and how much compute they took."""
+def _growth_verdict(against: Finding) -> str:
+    """Return whether growth helped, in words, given the comparison with no growth."""
+    if not against.is_gain_sure:
+        return "Growth made no clear difference"
+    if against.score.is_below_zero:
+        return "Growth did not help"
+    costs_more = against.verdict == "worse"
+    return "Growth raised the score but cost more than it gained" if costs_more else "Growth helped"
+
+
+def _growth_reason(against: Finding) -> str:
+    """Return what the verdict on growth depends on besides the score, with a separator."""
+    p = against.corrected_growth_p
+    if not against.score.is_from_enough:
+        return f"; {too_few(against.score)}"
+    if not against.is_gain_sure and against.score.excludes_zero and p is not None:
+        return f"; p {probability(p)} after correction for all comparisons"
+    is_dear = against.is_gain_sure and against.verdict == "worse"
+    is_only_return = not against.is_gain_sure and against.verdict == "better"
+    return f"; the return is {points(against.returns)}" if is_dear or is_only_return else ""
+
+
+def _compute(own: Arm, plain: Arm) -> str:
+    """Return how much compute a controller took, against no growth."""
     theirs = float(plain.flops.mean())
     share = float(own.flops.mean()) / theirs if theirs > 0.0 else 1.0
-    compute = f"{abs(share - 1.0):.0%} {'more' if share > 1.0 else 'less'} compute"
     if abs(share - 1.0) < 0.005:
-        compute = "as much compute"
-    return f"the score is {points(paired_interval(own.score, plain.score))}, with {compute}"
+        return "as much compute"
+    return f"{abs(share - 1.0):.0%} {'more' if share > 1.0 else 'less'} compute"
 
 
-def _return_without_growth(own: Arm, plain: Arm) -> str:
+def _return_without_growth(against: Finding, own: Arm, plain: Arm) -> str:
     """Return how the return of a controller that hardly grows compares with no growth."""
-    value = paired_interval(own.returns, plain.returns)
-    if not value.is_above_zero:
-        return "the return is not shown to be higher"
+    if against.verdict != "better":
+        return "no clear difference in return"
     if paired_interval(plain.flops, own.flops).is_above_zero:
         return "the higher return is compute saved by stopping early"
-    return f"the return is {points(value)}"
+    return f"the return is {points(against.returns)}"
 
 
 def verdict_json(evidence: Evidence) -> dict[str, Any]:
@@ -199,8 +205,8 @@ def verdict_json(evidence: Evidence) -> dict[str, Any]:
         "notes": list(evidence.notes),
         "arms": [_arm_json(arm) for arm in evidence.arms],
         "findings": [
-            one.to_json() | {"sentence": finding_sentence(one, where(evidence))}
-            for one in weigh(evidence)
+            one.to_json() | {"sentence": sentence}
+            for one, sentence in zip(weigh(evidence), comparison_sentences(evidence), strict=True)
         ],
     }
 

@@ -62,8 +62,19 @@ def settings_table(evidence: Evidence) -> Table:
     return Table(headers=("arm", "what was chosen"), rows=rows, n_left=2)
 
 
-def facts(evidence: Evidence) -> tuple[str, ...]:
-    """Return how the evidence was measured, in sentences."""
+def facts(evidence: Evidence, *, is_full_table: bool = True) -> tuple[str, ...]:
+    """Return how the evidence was measured, in sentences.
+
+    Args:
+        evidence: The evidence.
+        is_full_table: Whether to explain the columns that the terminal leaves out, too.
+    """
+    of_columns = (
+        "IQM is the mean of the middle half of the differences; P(improvement) is how often the "
+        "difference is positive.",
+        "Tuning runs are host runs spent on choosing a setting; for learned arms, the episodes of "
+        "training, mean over runs.",
+    )
     n_runs = len(evidence.runs)
     several = f"{n_runs} training runs ({listed(list(evidence.runs))}); 95% intervals are over "
     several += "runs and hosts, so they also hold for further training runs."
@@ -75,16 +86,14 @@ def facts(evidence: Evidence) -> tuple[str, ...]:
         return_fact(evidence),
         f"FLOPs are the total of training, as a share of {evidence.reference}.",
         _reads(evidence),
+        *_shared_tests(evidence),
         several if n_runs > 1 else one,
         *_learned_price(evidence),
-        f"Differences are {evidence.own.label} minus the arm, host by host; a point is 0.01. "
-        "IQM is the mean of the middle half of the differences; P(improvement) is how often the "
-        "difference is positive.",
+        f"Differences are {evidence.own.label} minus the arm, host by host; a point is 0.01.",
         "p is corrected for all comparisons at this price (Holm), not for those at other prices. "
         "It tests equal returns; at equal FLOPs, equal scores; for as many epochs, a score lower "
         "than that of the same size from scratch by 0.5 points, then equal FLOPs.",
-        "Tuning runs are host runs spent on choosing a setting; for learned arms, the episodes of "
-        "training, mean over runs.",
+        *(of_columns if is_full_table else ()),
     )
 
 
@@ -164,6 +173,16 @@ def _reads(evidence: Evidence) -> str:
     ]
     counted = f"; each host {', '.join(counts)}" if counts else ""
     return f"Hosts are scored on the {evidence.split} split{counted}."
+
+
+def _shared_tests(evidence: Evidence) -> list[str]:
+    """Return what a test set that all hosts share means for the intervals."""
+    if evidence.test_pool is None:
+        return []
+    return [
+        f"All hosts are scored on the same {evidence.test_pool:,} test samples or some of them: "
+        "intervals hold for this test set and leave out the variance of drawing another."
+    ]
 
 
 def _learned_price(evidence: Evidence) -> list[str]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import gymnasium
 import numpy as np
@@ -25,16 +25,19 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from esper.config import sb3_names
-from esper.config.checks import PositiveInt, Seed, check, require_choice
+from esper.config.checks import PositiveInt, Seed, check, rejects_unknown, require_choice
 from esper.config.learning import NetworkConfig, PPOConfig
-from esper.config.sb3_names import reject_unknown
+from esper.config.sb3_names import answers_names, reject_unknown
 from esper.errors import (
     CheckpointError,
     ConfigError,
     DtypeError,
+    EsperError,
     EsperWarning,
+    ShapeError,
     UnsupportedEnvironmentError,
 )
+from esper.formatting import many
 from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ShowProgress
 from esper.simic.agent import ActionSpec, PPOAgent, TamiyoRolloutBuffer, UpdateReport
@@ -53,7 +56,13 @@ from esper.simic.rollout.environments import Env, Environments
 from esper.simic.rollout.factory import EnvLike, adapt, declared_spec, make_members, spaces_of
 from esper.simic.rollout.sb3_envs import is_sb3_vec_env
 from esper.simic.rollout.space_json import is_same_space
-from esper.simic.saving import own_name, read_folder, restore, restore_training, state_of
+from esper.simic.saving import (
+    own_parts,
+    read_folder,
+    restore,
+    restore_training,
+    state_of,
+)
 from esper.simic.schedules import Rate, Schedule, rate_at
 from esper.simic.settings import (
     SCHEDULED,
@@ -68,6 +77,8 @@ from esper.storage.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
     from esper.simic.evaluation import Evaluated
+
+_RESUMES = "resume continues exactly as before, PPO.load(path, ...) changes settings"
 
 MakeNetwork = Callable[[spaces.Space[Any]], nn.Module]
 """A class or function that makes a network from the observation space."""
@@ -227,13 +238,13 @@ class PPO:
 
     # -- training ---------------------------------------------------------------------------------
 
+    @answers_names("learn")
     def learn(
         self,
         total_timesteps: float | None = None,
         *,
         callbacks: CallbackLike | Sequence[CallbackLike] | None = None,
         progress: ShowProgress = "auto",
-        **unknown: Never,
     ) -> Self:
         """Train for a number of environment steps, rounded up to whole rollouts.
 
@@ -251,7 +262,6 @@ class PPO:
             progress: Whether to show a bar with return, speed and time left; by default in
                 terminals and notebooks.
         """
-        reject_unknown("learn", unknown, ("total_timesteps", "callbacks", "progress"))
         self._start_learning(total_timesteps)
         active = as_callbacks(callbacks)
         if self.verbose:
@@ -445,6 +455,7 @@ class PPO:
 
     # -- using a policy ---------------------------------------------------------------------------
 
+    @answers_names("predict")
     @torch.no_grad()
     def predict(
         self,
@@ -454,23 +465,20 @@ class PPO:
         masks: MaskLike | None = None,
         episode_start: ArrayLike | None = None,
         deterministic: bool = True,
-        **unknown: Never,
     ) -> tuple[Any, Tensor]:
         """Choose an action for one observation or a batch of them.
 
         Args:
             observation: As an environment gives it, or a batch.
             state: The recurrent state from the last call; None at the start of an episode.
-            masks: The legal choices, in any form that environments may give them; a model that was
-                trained with masks warns once if there are none.
+            masks: The legal choices, in any form that environments may give them; a model whose
+                environment gives masks warns once if there are none.
             episode_start: Whether an episode starts here: one flag, or one for each of a batch.
             deterministic: Take the most likely action instead of drawing one.
 
         Returns:
             The action, as the environment takes it, and the next recurrent state.
         """
-        known = ("observation", "state", "masks", "episode_start", "deterministic")
-        reject_unknown("predict", unknown, known)
         self._reject_reset_result(observation)
         policy, spec = self.agent.policy, self._observation_spec
         batch = spec.batch_of(observation)
@@ -483,7 +491,7 @@ class PPO:
             starts = torch.from_numpy(np.atleast_1d(np.asarray(episode_start, np.bool_)))
             starts = to_device(starts, self.device)
             state = state.masked_fill(starts.unsqueeze(-1), 0.0)
-        legal = self._read_masks(masks, is_batch=batch is not None)
+        legal = self._read_masks(masks, batch)
         with evaluation_mode(policy):
             decision = policy.act(
                 map_leaves(lambda tensor: to_device(tensor, self.device), observations),
@@ -496,21 +504,47 @@ class PPO:
             return self._codec.each(actions, numbers)[0], decision.next_state
         return self._codec.batch(actions, numbers), decision.next_state
 
-    def _read_masks(self, masks: Any, *, is_batch: bool) -> Any:
+    def _read_masks(self, masks: Any, batch: int | None) -> Any:
         """Return masks given to :meth:`predict` as the policy reads them; warn once of none."""
         if masks is None:
-            if self._has_masks and not self._is_warned_of_masks:
+            if not self._is_warned_of_masks and self._expects_masks():
                 self._is_warned_of_masks = True
                 warnings.warn(
-                    "predict got no masks, but the model was trained with masks, so it may choose "
-                    "an illegal action; pass masks=.",
+                    "predict got no masks, but the model's environment gives masks, so it may "
+                    "choose an illegal action; pass masks=.",
                     EsperWarning,
-                    stacklevel=4,  # the caller of predict, which is decorated
+                    stacklevel=5,  # the caller of predict, which is decorated twice
                 )
             return None
-        if is_batch and isinstance(masks, Mapping):
-            return self._mask_reader.read_batch(masks)
-        return self._mask_reader.read_each(list(masks) if is_batch else [masks])
+        reader = self._mask_reader
+        if batch is None:
+            return reader.read_each([masks])
+        try:
+            named = isinstance(masks, Mapping)
+            read = reader.read_batch(masks) if named else reader.read_each(list(masks))
+        except ShapeError as error:
+            try:
+                read = reader.read_each([masks])
+            except EsperError:
+                raise error from None
+            if batch == 1:
+                return read
+        if len(read.legal) != batch:
+            raise ShapeError(
+                f"masks holds {many(len(read.legal), 'mask')} for {many(batch, 'observation')}; "
+                "give a list with one for each."
+            )
+        return read
+
+    def _expects_masks(self) -> bool:
+        """Return whether masks go with the model; until it is trained, ask an environment."""
+        if self._has_masks is None and self._environments is not None:
+            if _is_made(self._env):  # somebody else may be stepping it
+                return self._environments.has_mask_method
+            another = self.make_environments(n_envs=1)
+            self._has_masks = another.reset(self.seed)[1] is not None
+            another.close()
+        return bool(self._has_masks)
 
     def _reject_reset_result(self, observation: Any) -> None:
         """Reject what ``env.reset()`` returns, given as the observation."""
@@ -530,9 +564,11 @@ class PPO:
             return env
         source = self._env if env is None else env
         if source is None or (env is None and _is_made(source)):
+            why = "another environment cannot be made from the one that was given"
+            if source is None:
+                why = "the model was loaded without an environment"
             raise UnsupportedEnvironmentError(
-                "another environment cannot be made from the one that was given; pass env=, an id "
-                "or a function that makes one."
+                f"{why}; pass env=, an id or a function that makes one."
             )
         members = self._make_members(source, n_envs)
         return adapt(members, self.agent.spec, squash=self.network.squash, device=self.device)
@@ -544,9 +580,12 @@ class PPO:
 
     # -- saving -----------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], **unknown: Never) -> Path:
-        """Save the model to a folder: safetensors and JSON, with a manifest of hashes."""
-        reject_unknown("save", unknown, ("path",))
+    @answers_names("save")
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Save the model to a folder: safetensors and JSON, with a manifest of hashes.
+
+        Other files of the folder stay as they are.
+        """
         self.warn_of_functions()
         return self.save_checkpoint(path, state_of(self, is_resumable=False), keep_last=1)
 
@@ -578,7 +617,7 @@ class PPO:
 
         Args:
             path: The folder given to :meth:`save`, or of checkpoints.
-            env: An environment to go on training on; by default another with the saved id.
+            env: An environment to continue training on; by default another with the saved id.
             policy: The network, if it is one of your own.
             device: As for :class:`PPO`.
             loss: The loss, if it is one of your own.
@@ -592,6 +631,7 @@ class PPO:
         return restore(cls, read_folder(path), env, path, own, settings)
 
     @classmethod
+    @rejects_unknown("resume", dict.fromkeys(PPOConfig.__dataclass_fields__, _RESUMES))
     def resume(
         cls,
         path: str | os.PathLike[str],
@@ -620,7 +660,7 @@ class PPO:
                 f"{path} was trained on an environment without an id; pass it: "
                 "PPO.resume(path, env=...)."
             )
-        restore_training(model, saved["training"])
+        restore_training(model, saved, path)
         model.resumed_from = Path(path).resolve()
         model.folders.add(("checkpoints", model.resumed_from))
         return model
@@ -676,7 +716,7 @@ class PPO:
         self.agent = PPOAgent(
             spec, made, config, seed=seed, device=self._device, loss=loss, optimizer=optimizer
         )
-        self._own_parts = {"loss": own_name(loss), "optimizer": own_name(optimizer)}
+        self._own_parts = own_parts(self, loss, optimizer)
         self._codec = ActionCodec(self.action_space, spec, squash=network.squash)
         self._mask_reader = MaskReader(spec, self.agent.device, self.action_space)
         self._generator = torch.Generator().manual_seed(seed)
@@ -685,7 +725,9 @@ class PPO:
         self._saved_callbacks: list[Any] | None = None
         self._recent: deque[tuple[float, int]] = deque(maxlen=100)
         self.num_timesteps, self.total_timesteps, self._first_timestep = 0, 0, 0
-        self._is_stopped, self._has_masks, self._is_warned_of_masks = False, False, False
+        self._has_masks: bool | None = None
+        """Whether the environments say what is legal; None until it is known."""
+        self._is_stopped, self._is_warned_of_masks = False, False
         self.metrics: dict[str, float] = {}
         self.last_step: CollectedStep | None = None
         self.last_episodes = CollectedEpisodes()

@@ -13,10 +13,10 @@ import numpy as np
 
 from esper.config import sb3_names
 from esper.config.checks import PositiveInt, check
-from esper.config.sb3_names import reject_unknown
+from esper.config.sb3_names import answers_names
 from esper.errors import ConfigError, UnsupportedEnvironmentError
 from esper.simic.policy.factory import POLICIES
-from esper.simic.schedules import takes_one_argument
+from esper.simic.schedules import takes_arguments
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.telemetry.sinks import has_run, make_tracker, require_tracker
 
@@ -153,6 +153,7 @@ class Evaluate(_Periodic):
     ``eval/mean_ep_length``.
     """
 
+    @answers_names("Evaluate")
     def __init__(
         self,
         every: int = 10_000,
@@ -162,7 +163,6 @@ class Evaluate(_Periodic):
         save_best: str | Path | None = None,
         deterministic: bool = True,
         seed: int = 1_000_000,
-        **unknown: Never,
     ) -> None:
         """Plan evaluations.
 
@@ -174,8 +174,6 @@ class Evaluate(_Periodic):
             deterministic: Take the most likely action instead of drawing one.
             seed: Decides the episodes.
         """
-        known = ("every", "n_episodes", "env", "save_best", "deterministic", "seed")
-        reject_unknown("Evaluate", unknown, known)
         if others or not isinstance(cast(Any, every), Real):
             given = ", ".join(repr(one) for one in (every, *others))
             raise ConfigError(
@@ -238,13 +236,13 @@ class Checkpoint(_Periodic):
     When training is interrupted by Ctrl-C, what it was after the last update is saved.
     """
 
+    @answers_names("Checkpoint")
     def __init__(
         self,
         folder: str | Path | None = None,
         every: int = 50_000,
         *,
         keep_last: int = 3,
-        **unknown: Never,
     ) -> None:
         """Plan checkpoints.
 
@@ -253,7 +251,6 @@ class Checkpoint(_Periodic):
             every: Environment steps between checkpoints; the end of training is always saved.
             keep_last: Checkpoints to keep.
         """
-        reject_unknown("Checkpoint", unknown, ("folder", "every", "keep_last"))
         if folder is None:
             raise ConfigError("folder is missing; pass where checkpoints are saved.")
         if not isinstance(cast(Any, folder), (str, os.PathLike)):
@@ -372,7 +369,7 @@ def as_callbacks(given: CallbackLike | Sequence[CallbackLike] | None) -> list[Ca
                     )
             found.append(one)
         elif callable(one) and not isinstance(one, type):
-            if not takes_one_argument(one):
+            if not takes_arguments(one, 1):
                 name = getattr(one, "__name__", repr(one))
                 raise ConfigError(
                     f"callbacks has {name}, which does not take one argument; a function of the "

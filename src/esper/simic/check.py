@@ -18,6 +18,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -25,6 +26,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.utils import passive_env_checker
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
@@ -43,7 +45,13 @@ from esper.formatting import many
 from esper.simic.policy.action_spec import ActionSpec, action_parts
 from esper.simic.policy.observations import ObservationLeaf, ObservationSpec, leaves_of
 from esper.simic.rollout.actions import require_spec
-from esper.simic.rollout.contract import Findings, Outcome, RandomGame, describe_error
+from esper.simic.rollout.contract import (
+    Findings,
+    Outcome,
+    RandomGame,
+    describe_error,
+    remarks_of,
+)
 from esper.simic.rollout.env_state import load_env_state, save_env_state
 from esper.simic.rollout.environments import Env
 from esper.simic.rollout.factory import EnvLike, declared_spec, make_members
@@ -132,6 +140,10 @@ def _check_spaces(env: Env, report: Findings) -> ActionSpec | None:
         return None
     heads = f"; heads {', '.join(spec.names)}" if spec.n_heads > 1 else ""
     report.ok("action space", f"{shown(env.action_space)}{heads}")
+    for kind in ("observation_space", "action_space"):
+        look = getattr(passive_env_checker, f"check_{kind}")
+        for remark in remarks_of(partial(look, getattr(env, kind))):
+            report.note(kind.replace("_", " "), remark)
     for name, part in action_parts(env.action_space):
         if isinstance(part, spaces.Box):
             _check_bounds(name, cast("spaces.Box[Any]", part), report)

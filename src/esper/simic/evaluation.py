@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 
 from esper.arrays import Floats, Integers
 from esper.config.checks import PositiveInt, check
-from esper.config.sb3_names import reject_unknown
+from esper.config.sb3_names import answers_names
 from esper.modes import evaluation_mode, suitable_threads
 from esper.progress import ProgressBar, ShowProgress
 from esper.simic.policy.observations import map_leaves
@@ -69,6 +69,7 @@ class Evaluated:
         return f"mean return {self.mean:.4g} [{self.low:.4g}, {self.high:.4g}] over {n} episodes"
 
 
+@answers_names("evaluate")
 @torch.no_grad()
 def evaluate(
     model: PPO,
@@ -78,7 +79,6 @@ def evaluate(
     deterministic: bool = True,
     seed: int = 1_000_000,
     progress: ShowProgress = "auto",
-    **unknown: Never,
 ) -> Evaluated:
     """Play whole episodes with a policy and return how they went.
 
@@ -91,8 +91,6 @@ def evaluate(
         seed: Decides the episodes.
         progress: Whether to show a bar; by default in terminals and notebooks.
     """
-    known = ("model", "env", "n_episodes", "deterministic", "seed", "progress")
-    reject_unknown("evaluate", unknown, known)
     check("n_episodes", n_episodes, PositiveInt)
     environments = model.make_environments(env, n_envs=min(n_episodes, 16))
     # Each environment plays a fixed share, so that short episodes do not count more often.

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.config.learning import NetworkConfig
-from esper.errors import CheckpointError, UnsupportedEnvironmentError
+from esper.errors import CheckpointError, EsperError, UnsupportedEnvironmentError
 from esper.simic.agent import ActionSpec
 from esper.simic.policy.factory import POLICIES
 from esper.simic.rollout.factory import EnvLike
@@ -20,6 +23,7 @@ from esper.simic.schedules import Schedule
 from esper.simic.settings import SCHEDULED, PPOSettings
 from esper.simic.tensors import choose_device
 from esper.storage.checkpoint_folder import CheckpointFolder, step_of
+from esper.storage.files import MALFORMED, plain_reason
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
@@ -27,9 +31,13 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound="PPO")
 
 
-def own_name(part: Any) -> str | None:
-    """Return the name of a class or function of the user's; None for none."""
-    return None if part is None else getattr(part, "__name__", type(part).__name__)
+def own_parts(model: PPO, loss: Any, optimizer: Any) -> dict[str, str | None]:
+    """Return the names of the user's loss and of the class of the optimizer; None for none."""
+    loss_name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    return {
+        "loss": None if loss is None else loss_name,
+        "optimizer": None if optimizer is None else type(model.agent.optimizer).__qualname__,
+    }
 
 
 def read_folder(path: str | os.PathLike[str]) -> dict[Any, Any]:
@@ -111,28 +119,40 @@ def restore(
         own: Parts that a file does not hold: ``policy``, ``loss``, ``optimizer``, ``device``.
         changed: Settings of the update to change.
     """
-    settings = saved["settings"]
+    settings = cast("dict[str, Any]", saved.get("settings"))
+    agent = cast("dict[str, Any]", saved.get("agent"))
+    if type(settings) is not dict or type(agent) is not dict:
+        raise CheckpointError(f"{path} is the checkpoint of something else than a PPO model.")
     policy, loss, optimizer = own["policy"], own["loss"], own["optimizer"]
-    for part in ("loss", "optimizer"):
-        if settings[part] is not None and own[part] is None:
-            raise CheckpointError(f"{path} was trained with {part}={settings[part]}; pass {part}=.")
-    name = settings["policy"]
-    if policy is None and name not in POLICIES:
-        raise CheckpointError(
-            f"{path} was trained with a network of its own, {name}; pass policy={name}."
-        )
-    # An id with a colon names a module to import, which a file may not decide.
-    env_id = settings["env"] if ":" not in (settings["env"] or "") else None
+    with _damage_named(path):
+        name = settings["policy"]
+        if policy is None and name not in POLICIES:
+            raise CheckpointError(
+                f"{path} was trained with a network of its own, {name}; pass policy={name}."
+            )
+        for key, hint in _TYPES.items():
+            check(key, settings[key], hint)
+        for part in ("loss", "optimizer"):
+            if settings[part] is not None and own[part] is None:
+                raise CheckpointError(
+                    f"{path} was trained with {part}={settings[part]}; pass {part}=."
+                )
+        # An id with a colon names a module to import, which a file may not decide.
+        env_id = settings["env"] if ":" not in (settings["env"] or "") else None
+        network = NetworkConfig(**settings["network"])
+        spec = ActionSpec(**saved["action_spec"])
+        ppo = {
+            name: Schedule(**cast(Any, value)) if isinstance(value, dict) else value
+            for name, value in settings["ppo"].items()
+        }
+        model = kind.__new__(kind)
+        model.observation_space = decode_space(saved["observation_space"])
+        model.action_space = decode_space(saved["action_space"])
+        largest = max((t.numel() for t in agent["policy"].values()), default=0)
+        for size in (*network.hidden_sizes, network.feature_size, network.lstm_size):
+            if policy is None and size > max(largest, _USUAL_SIZE):  # found before it is made
+                raise ValueError(f"it has a layer of {size}, but no weight is as large")
     source = env if env is not None else env_id
-    network = NetworkConfig(**settings["network"])
-    spec = ActionSpec(**saved["action_spec"])
-    ppo = {
-        name: Schedule(**cast(Any, value)) if isinstance(value, dict) else value
-        for name, value in settings["ppo"].items()
-    }
-    model = kind.__new__(kind)
-    model.observation_space = decode_space(saved["observation_space"])
-    model.action_space = decode_space(saved["action_space"])
     model._env, model._environments = source, None
     model._device = choose_device(own["device"])
     model.verbose, model.seed = 0, settings["seed"]
@@ -145,27 +165,75 @@ def restore(
     if members is not None:
         model._attach(members)
     model._add_reward_normalizer(settings["normalize_rewards"])
-    if settings["optimizer"] != own_name(optimizer):
-        saved["agent"]["optimizer"] = model.agent.optimizer.state_dict()
-    model.agent.load_state_dict(saved["agent"])
-    model.agent.set_rates(**rates)
-    model.num_timesteps = model.total_timesteps = saved["num_timesteps"]
-    model._has_masks = saved["has_masks"]
-    if model._rewards is not None and saved["rewards"] is not None:
-        model._rewards.load_state_dict(saved["rewards"])
+    with _damage_named(path):
+        if settings["optimizer"] != model._own_parts["optimizer"]:
+            agent["optimizer"] = model.agent.optimizer.state_dict()
+        model.agent.load_state_dict(agent)
+        model.agent.set_rates(**rates)
+        model.num_timesteps = model.total_timesteps = check(
+            "num_timesteps", saved["num_timesteps"], NonNegativeInt
+        )
+        model._has_masks = check("has_masks", saved["has_masks"], bool | None)
+        if model._rewards is not None and saved["rewards"] is not None:
+            model._rewards.load_state_dict(saved["rewards"])
     return model
 
 
-def restore_training(model: PPO, training: dict[str, Any]) -> None:
-    """Continue where a checkpoint was saved."""
-    model.total_timesteps = training["total_timesteps"]
-    model._first_timestep = training["first_timestep"]
-    model._recent.extend((r, n) for r, n in training["recent"])
-    model._saved_callbacks = training["callbacks"]
+_TYPES: dict[str, Any] = {
+    "env": str | None,
+    "n_envs": PositiveInt,
+    "n_steps": PositiveInt,
+    "seed": int,
+    "normalize_rewards": bool,
+    "loss": str | None,
+    "optimizer": str | None,
+}
+"""Types of saved settings that no configuration checks."""
+
+_USUAL_SIZE = 4096
+"""Width of a layer that is made before it is compared with the saved weights."""
+
+
+@contextmanager
+def _damage_named(path: Any) -> Generator[None]:
+    """Say that a model is damaged if what is read of it cannot be used."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except MALFORMED as error:
+        is_misfit = isinstance(error, RuntimeError)  # of load_state_dict, in many lines
+        reason = "its weights do not fit" if is_misfit else plain_reason(error).rstrip(".")
+        raise CheckpointError(f"{path} is damaged: {reason}.") from error
+
+
+def restore_training(model: PPO, saved: dict[Any, Any], path: Any) -> None:
+    """Continue where a checkpoint was saved.
+
+    Raises:
+        CheckpointError: If it was trained with another loss or optimizer, or is damaged.
+    """
+    for part, now in model._own_parts.items():
+        then = saved["settings"][part]
+        if now != then:
+            raise CheckpointError(
+                f"{path} was trained with {part}={then}, and {part}={now} was given; pass the "
+                "same, or use PPO.load to train on with another."
+            )
+    training = saved["training"]
     collector, _ = model._require_collector()
-    if training["environments"] is None:
+    with _damage_named(path):
+        model.total_timesteps = check(
+            "total_timesteps", training["total_timesteps"], NonNegativeInt
+        )
+        model._first_timestep = check("first_timestep", training["first_timestep"], NonNegativeInt)
+        model._recent.extend((float(r), int(n)) for r, n in training["recent"])
+        model._saved_callbacks = [[str(name), state] for name, state in training["callbacks"]]
+        environments, collected = training["environments"], training["collector"]
+    if environments is None:
         model.warn("the checkpoint has no environments; new episodes are started.")
         return
     assert model._environments is not None, "a resumed model has environments"
-    model._environments.load_state(training["environments"])
-    collector.load_state_dict(training["collector"])
+    model._environments.load_state(environments)
+    with _damage_named(path):
+        collector.load_state_dict(collected)

@@ -67,7 +67,7 @@ def rate_at(name: str, rate: Rate, remaining: float) -> float:
     """
     if not callable(rate):
         return float(rate)
-    if not takes_one_argument(rate):
+    if not takes_arguments(rate, 1):
         raise ConfigError(
             f"{name} is a function that does not take one argument; it gets the share of training "
             "that is left, from 1 to 0."
@@ -75,14 +75,14 @@ def rate_at(name: str, rate: Rate, remaining: float) -> float:
     return check(f"{name}({remaining:g})", rate(remaining), NonNegativeFloat)
 
 
-def takes_one_argument(function: Callable[..., Any]) -> bool:
-    """Return whether a function can be called with one argument, as far as Python can tell."""
+def takes_arguments(function: Callable[..., Any], n: int) -> bool:
+    """Return whether a function can be called with n arguments, as far as Python can tell."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # some built-in functions do not tell
         return True
     try:
-        signature.bind(None)
+        signature.bind(*[None] * n)
     except TypeError:
         return False
     return True

@@ -58,6 +58,12 @@ def split_rates(settings: dict[str, Any]) -> tuple[PPOConfig, dict[str, Rate | N
         if name in NetworkConfig.__dataclass_fields__:
             advice = f"write network=NetworkConfig({name}=...)"
             raise ConfigError(f"PPO has no argument {name!r}; {advice}.")
+    for name in SCHEDULED:
+        if isinstance(settings.get(name), str):
+            raise ConfigError(
+                f"{name} is {settings[name]!r}; it must be a number, linear(start, end), "
+                "cosine(start, end), or a function of the remaining share of training."
+            )
     reject_unknown("PPO", unknown, [*_OTHERS, *known])
     first: dict[str, Any] = {
         name: rate_at(name, cast(Any, value), 1.0)
@@ -88,14 +94,8 @@ def check_minibatches(
         )
     size, rollout = n_envs * n_steps, f"a rollout has {n_envs * n_steps} steps"
     rollout += f" (n_envs {n_envs}, n_steps {n_steps})"
-    n_minibatches = given.get("n_minibatches")
-    if n_minibatches is not None and "batch_size" in given:
-        needed = max(1, round(size / config.batch_size))
-        if n_minibatches != needed:
-            raise ConfigError(
-                f"batch_size is {config.batch_size} and n_minibatches is {n_minibatches}, but "
-                f"{rollout}, which makes {needed}; give only one of them."
-            )
+    if "batch_size" in given and given.get("n_minibatches") is not None:
+        config.require_agreement(n_envs, n_steps)
     elif given.get("batch_size", 0) > size:
         return (
             f"batch_size is {config.batch_size}, but {rollout}; each pass is one minibatch of all "

@@ -24,7 +24,7 @@ import torch
 from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.errors import CheckpointError, OtherVersionError
 from esper.storage.files import Pieces, make_folder, parse_json, storage_errors
-from esper.storage.saved_folder import MANIFEST_FILE, FolderKind
+from esper.storage.saved_folder import MANIFEST_FILE, FolderKind, require_free
 from esper.storage.state import TENSORS_FILE, TREE_FILE, State, decode, encode
 from esper.version import __version__
 
@@ -78,6 +78,14 @@ class CheckpointFolder:
     def names(self) -> list[str]:
         """Return the names of all checkpoints, damaged ones included, ordered by step."""
         return [_name_of(step) for step in sorted(self._find())]
+
+    def require_free(self) -> None:
+        """Reject a folder that holds other files and no checkpoint, before one is saved there.
+
+        Raises:
+            CheckpointError: Naming the folder.
+        """
+        require_free(self.path, "checkpoints", lambda: bool(self._folders()), CheckpointError)
 
     def save(self, state: State, *, step: int, is_best: bool = False) -> Path:
         """Write a checkpoint and return its folder; it then survives a power loss.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from esper.config.catalogue import CONTROLLERS, SHIPPED
+from esper.config.catalogue import CONTROLLERS, LEARNED, SHIPPED
 from esper.config.schema import shown
 from esper.errors import ControllerError, RunError, did_you_mean
 from esper.storage.run_folder import LONGEST_NAME, RunFolder, list_folders
@@ -27,7 +27,7 @@ def locate_controller(controller: str | os.PathLike[str]) -> Path | RunFolder | 
     Raises:
         RunError: If no controller or run has this name.
     """
-    names = (SHIPPED, *CONTROLLERS)
+    names = (SHIPPED, LEARNED, *CONTROLLERS)
     if controller in names:
         return None
     if holds_controller(controller):

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -14,9 +15,18 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from esper.errors import StorageError, message_of
+from esper.config.memory import available_memory
+from esper.config.run import RunConfig
+from esper.config.toml import SourcedConfig, read_sourced
+from esper.errors import ConfigError, StorageError, message_of, shown
+
+MAX_BYTES = 2**25
+"""The largest content that is read of a file, unless it may have another size."""
+
+_RANDOM = "[a-z0-9_]{8}"
+"""How the name of a temporary file ends."""
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
@@ -60,6 +70,11 @@ def replacing(path: Path, *, mode: int = 0o644) -> Generator[Path]:
         os.close(handle)
 
 
+def is_temporary(name: str) -> bool:
+    """Return whether a name is like those of temporary files, which a killed process leaves."""
+    return re.fullmatch(r"\..+-" + _RANDOM, name) is not None
+
+
 def remove_stale(path: Path, ending: str = "") -> int:
     """Remove the temporary files of a path whose processes are dead; return how many.
 
@@ -69,7 +84,7 @@ def remove_stale(path: Path, ending: str = "") -> int:
         path: The file or folder that they were to become.
         ending: How their names end.
     """
-    pattern = re.compile(re.escape(f".{path.name}-") + "[a-z0-9_]{8}" + re.escape(ending))
+    pattern = re.compile(re.escape(f".{path.name}-") + _RANDOM + re.escape(ending))
     n_removed = 0
     with suppress(FileNotFoundError), os.scandir(path.parent) as entries:
         found = [entry.path for entry in entries if pattern.fullmatch(entry.name)]
@@ -96,24 +111,86 @@ def _make_temporary(path: Path) -> tuple[int, Path]:
         os.close(handle)  # removed as stale before it was locked
 
 
-def read_file(path: Path, *, max_bytes: int | None = None) -> bytes:
-    """Return the content of a file without waiting for a pipe or reading a device.
+def open_file(path: Path) -> BinaryIO:
+    """Open a file, or one that a link leads to, without waiting for a pipe or reading a device.
+
+    Raises:
+        OSError: If it cannot be read or is not a file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return open(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a file", str(path))
+
+
+def read_file(path: Path, *, max_bytes: int | None = MAX_BYTES) -> bytes:
+    """Return the content of a file.
 
     Args:
         path: The file, or a link to it.
-        max_bytes: The largest content to read; None for any.
+        max_bytes: The largest content to read; None for all that fits into the memory.
 
     Raises:
         OSError: If it cannot be read or is not a file.
         ValueError: If it is larger.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", str(path))
-        if max_bytes is not None and status.st_size > max_bytes:
-            raise ValueError(f"{path.name} has {status.st_size} bytes, more than {max_bytes}")
-        return file.read()
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        limit = available_memory() if max_bytes is None else max_bytes
+        if size > limit:
+            raise ValueError(f"{path.name} has {size} bytes, more than {limit:.0f}")
+        return file.read(size)
+
+
+def read_toml_file(path: str | os.PathLike[str]) -> RunConfig:
+    """Return settings from a TOML file; see :func:`read_sourced_file`."""
+    return read_sourced_file(path).config
+
+
+def read_sourced_file(path: str | os.PathLike[str]) -> SourcedConfig:
+    """Return settings from a TOML file, with their sources.
+
+    Raises:
+        ConfigError: If the file cannot be read or its settings are invalid.
+    """
+    place, content = Path(path), b""
+    try:
+        content = read_file(place)
+        text = content.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        hint = "" if place.suffix else f" A task is named by task={str(place)!r}."
+        raise ConfigError(f"no configuration file {str(place)!r}.{hint}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{str(place)!r} is a folder, not a configuration file.") from error
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{place} is not UTF-8 text (line {line}); save it with that encoding."
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read {str(place)!r}: {reason}.") from error
+    return read_sourced(text, source=str(place))
+
+
+def what_else(path: Path) -> str | None:
+    """Return what a path is if it is neither a folder nor a file of one name; None if missing too.
+
+    Writing to anything else would change another place, or wait.
+    """
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    if stat.S_ISREG(found.st_mode):
+        return "another name of a file elsewhere (a hard link)" if found.st_nlink > 1 else None
+    if stat.S_ISLNK(found.st_mode):
+        return "a link"
+    return None if stat.S_ISDIR(found.st_mode) else "not a file"
 
 
 def write_hashed(path: Path, text: str) -> None:
@@ -158,7 +235,7 @@ def parse_json(content: str | bytes, *, allow_nan: bool = False) -> Any:
 
     Args:
         content: The text, or its bytes.
-        allow_nan: Whether ``NaN`` and ``Infinity`` are accepted.
+        allow_nan: Whether ``NaN``, ``Infinity`` and numbers beyond a float's range are accepted.
 
     Raises:
         ValueError: If it is not valid JSON, or an object has a key twice; the message calls the
@@ -168,9 +245,15 @@ def parse_json(content: str | bytes, *, allow_nan: bool = False) -> Any:
     def reject(constant: str) -> Any:
         raise ValueError(f"it holds {constant}, which is not a finite number")
 
+    def finite(text: str) -> float:
+        return number if math.isfinite(number := float(text)) else reject(text)
+
     try:
         return json.loads(
-            content, parse_constant=None if allow_nan else reject, object_pairs_hook=_unique_keys
+            content,
+            parse_constant=None if allow_nan else reject,
+            parse_float=None if allow_nan else finite,
+            object_pairs_hook=_unique_keys,
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -185,8 +268,23 @@ def parse_json(content: str | bytes, *, allow_nan: bool = False) -> Any:
         raise ValueError("it has a number of thousands of digits") from error
 
 
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What is raised by values of a file that are not what Esper writes."""
+
+
 def plain_reason(error: Exception) -> str:
     """Return why values from a file cannot be used, without the words of Python's exceptions."""
+    if isinstance(error, ArithmeticError):
+        return "it has a number out of range"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     if isinstance(error, KeyError) and error.args:
         return f"it has no {error.args[0]!r}"
     if isinstance(error, (TypeError, LookupError, AttributeError)):
@@ -197,9 +295,9 @@ def plain_reason(error: Exception) -> str:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"it has the key {repeated!r} twice")
+        seen = set[str]()
+        repeated = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"it has the key {shown(repeated)} twice")
     return found
 
 
@@ -233,7 +331,7 @@ Pieces = list[memoryview]
 
 def write_file(path: Path, pieces: Pieces) -> None:
     """Create a file from consecutive pieces and flush it to disk."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         for piece in pieces:
             while piece:

@@ -24,10 +24,10 @@ from typing import IO
 
 from esper.config.run import RunConfig
 from esper.config.schema import shown
-from esper.config.toml import read_toml_file, write_toml
+from esper.config.toml import write_toml
 from esper.errors import RunError, StorageError, did_you_mean
 from esper.invocation import program
-from esper.storage.files import remove_stale, write_atomic
+from esper.storage.files import read_toml_file, remove_stale, what_else, write_atomic
 
 LOCK_TRIES = 5
 """Attempts to take a lock before the run counts as in use."""
@@ -97,8 +97,10 @@ class RunFolder:
         return False
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str] | None, config: RunConfig) -> RunFolder:
-        """Create the folder of a new run and write its settings.
+    def create(
+        cls, path: str | os.PathLike[str] | None, config: RunConfig, settings: str = ""
+    ) -> RunFolder:
+        """Create the folder of a new run and write its settings, by default without sources.
 
         Raises:
             RunError: If the folder holds a run already, or its name is empty.
@@ -114,7 +116,7 @@ class RunFolder:
         folder._was_made = not os.path.lexists(folder.path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder.config_file, write_toml(config))
+            write_atomic(folder.config_file, settings or write_toml(config))
         except OSError as error:
             raise StorageError(
                 f"{folder.path} cannot be written: {error.strerror or error}; "
@@ -141,13 +143,13 @@ class RunFolder:
                 )
 
     def require_own_files(self) -> None:
-        """Reject a folder in which a name that training writes is a link to another place.
+        """Reject a folder in which a name that training writes leads to another place.
 
         Raises:
             RunError: If there is one.
         """
         for name in OWN_NAMES:
-            require_no_link(self.path / name)
+            require_own(self.path / name)
 
     def discard(self) -> None:
         """Remove the files of a run that failed before its first checkpoint, and nothing else.
@@ -237,10 +239,11 @@ class RunFolder:
     def _open_lock(self, flags: int) -> int:
         """Open the lock without following a link or waiting for a pipe."""
         handle = os.open(self.lock_file, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        if stat.S_ISREG(os.fstat(handle).st_mode):
+        status = os.fstat(handle)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
             return handle
         os.close(handle)
-        raise OSError(f"{self.lock_file.name} is not a file")
+        raise OSError(f"{self.lock_file.name} is not a file of its own")
 
 
 def _take_lock(file: IO[str]) -> None:
@@ -252,15 +255,15 @@ def _take_lock(file: IO[str]) -> None:
     return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def require_no_link(path: Path) -> Path:
-    """Return a path that is not a link.
+def require_own(path: Path) -> Path:
+    """Return a path that can be written without changing another place.
 
     Raises:
-        RunError: If it is one.
+        RunError: If it is a link, or a pipe or device.
     """
-    if path.is_symlink():
+    if (kind := what_else(path)) is not None:
         raise RunError(
-            f"{path} is a link, so writing to it would change another place; replace it by the "
+            f"{path} is {kind}, so writing to it would change another place; replace it by the "
             "file or folder itself."
         )
     return path

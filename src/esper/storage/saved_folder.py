@@ -17,15 +17,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from esper.errors import EsperError, OtherVersionError
+from esper.errors import EsperError, OtherVersionError, shown
 from esper.storage.files import (
     Pieces,
+    is_temporary,
     make_folder,
     other_version,
     parse_json,
@@ -44,6 +45,28 @@ MAX_MANIFEST_BYTES = 100_000
 
 READS = 5
 """Attempts to read a folder that another process keeps saving."""
+
+
+def require_free(
+    path: Path, what: str, is_own: Callable[[], bool], error: type[EsperError]
+) -> None:
+    """Reject a folder with anything but an earlier result of the kind that is to be saved in it.
+
+    Args:
+        path: The folder; one that is missing or empty is free.
+        what: What is to be saved.
+        is_own: Returns whether the folder holds an earlier one, which may be replaced.
+        error: What to raise.
+    """
+    try:
+        names = sorted(name for name in os.listdir(path) if not is_temporary(name))
+    except OSError:  # it is missing, or writing to it will say what is wrong
+        return
+    if names and not is_own():
+        raise error(
+            f"{path} exists and holds no {what} but other files, such as {shown(names[0])}; choose "
+            "another folder, or an empty one."
+        )
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,14 @@ class FolderKind:
             return self._has_files(path)
         return f'"kind": "{self.name}"'.encode() in content
 
+    def require_free(self, path: Path) -> None:
+        """Reject a folder with other things, which :meth:`write` would not write to.
+
+        Raises:
+            EsperError: As :attr:`error`.
+        """
+        require_free(path, self.name, lambda: self._may_replace(path), self.error)
+
     def write(self, path: Path, contents: Mapping[str, bytes | Pieces]) -> None:
         """Save files to a folder in place of those that it holds; they are then on disk.
 
@@ -86,9 +117,10 @@ class FolderKind:
             contents: The content of each of :attr:`files`.
 
         Raises:
-            EsperError: As :attr:`error`, if the folder has the manifest of something else.
+            EsperError: As :attr:`error`, if the folder holds something else.
             OSError: If writing fails; what the folder holds is unchanged.
         """
+        self.require_free(path)
         in_use = self._in_use(path)
         was_there = path.exists()
         files: Files = {}
@@ -182,7 +214,7 @@ class FolderKind:
             if size != file.size:
                 raise ValueError(f"{file.stored} has {size} bytes instead of {file.size}")
             if name in chosen:
-                contents[name] = read_file(path / file.stored, max_bytes=size)
+                contents[name] = read_file(path / file.stored, max_bytes=None)
                 if _sha256([contents[name]]) != file.sha256:
                     raise ValueError(f"{file.stored} does not match its sha256")
         return contents
@@ -212,16 +244,17 @@ class FolderKind:
     def _in_use(self, path: Path) -> set[str]:
         """Return the names of the files that a folder holds; none if its manifest is damaged."""
         try:
-            manifest = _read_manifest(path)
-            values = parse_json(manifest)
+            return {file.stored for file in self._parse(path, _read_manifest(path)).values()}
         except (OSError, ValueError):
             return set()
-        if not isinstance(values, dict) or cast("dict[str, Any]", values).get("kind") != self.name:
-            raise self.error(f"{path} has the {MANIFEST_FILE} of something else; choose another.")
+
+    def _may_replace(self, path: Path) -> bool:
+        """Return whether a folder holds this, or what a killed process left of it."""
         try:
-            return {file.stored for file in self._parse(path, manifest).values()}
-        except ValueError:
-            return set()
+            values = parse_json(_read_manifest(path))
+        except (OSError, ValueError):  # it is missing or damaged
+            return any(os.path.isfile(path / name) for name in self._all_names())
+        return isinstance(values, dict) and cast("dict[str, Any]", values).get("kind") == self.name
 
     def _has_files(self, path: Path) -> bool:
         return any(os.path.isfile(path / name) for name in self.files)

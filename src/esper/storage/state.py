@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.errors import CheckpointError, type_of
-from esper.storage.files import Pieces, parse_json, plain_reason
+from esper.storage.files import MALFORMED, Pieces, parse_json, plain_reason
 from esper.storage.tensors import has_code, pack, unpack
 
 MAX_DEPTH = 200
@@ -59,7 +59,7 @@ def decode(files: Mapping[str, bytes]) -> dict[Any, Any]:
     try:
         tensors = unpack(files[TENSORS_FILE])
         state = _from_tree(tree, tensors.pop)
-    except (ValueError, LookupError, TypeError, RuntimeError) as error:
+    except MALFORMED as error:
         reason = plain_reason(error)
         raise CheckpointError(f"{TENSORS_FILE} cannot be read ({reason}).") from error
     if tensors or not isinstance(state, dict):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from numbers import Integral
 from typing import Self, cast
 
@@ -49,8 +50,8 @@ class TaskData:
     """Three disjoint sets of samples.
 
     Examples:
-        >>> samples = esper.Samples(torch.randn(20, 2), torch.arange(20) % 3)
-        >>> data = esper.TaskData(train=samples, validation=samples, test=samples)
+        >>> x, y = torch.randn(60, 2), torch.arange(60) % 3
+        >>> data = esper.TaskData.cut(x, y, sizes=(20, 20, 20))
         >>> data.train.inputs.shape
         torch.Size([20, 2])
     """
@@ -138,6 +139,15 @@ class TaskDraw(Settings):
         ]
         return f"TaskDraw({', '.join(parts)})"
 
+    def is_like(self, other: TaskDraw) -> bool:
+        """Return whether another draw has the same data and settings."""
+        facts = [(repr(draw), draw.facts, draw.metric, draw.make_host) for draw in (self, other)]
+        pairs = zip(self.data.splits(), other.data.splits(), strict=True)
+        return facts[0] == facts[1] and all(
+            torch.equal(own.inputs, others.inputs) and torch.equal(own.targets, others.targets)
+            for (_, own), (_, others) in pairs
+        )
+
 
 def log_uniform(rng: np.random.Generator, minimum: float, maximum: float) -> float:
     """Return a number in [minimum, maximum] whose logarithm is uniform."""
@@ -187,7 +197,7 @@ def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> 
 
     Raises:
         BadDataError: If a split is empty, not finite, lacks a class, has targets of the wrong kind,
-            or differs in shape or dtype from the others.
+            differs in shape or dtype from the others, or shares samples with one.
     """
     if not isinstance(draw, TaskDraw):
         raise BadDataError(
@@ -209,6 +219,22 @@ def check_data(draw: TaskDraw, *, task: str, needs_all_classes: bool = True) -> 
             _require_finite(targets, "targets", what=what)
         else:
             _check_targets(targets, draw.n_classes, needs_all=needs_all_classes, what=what)
+    for (one, first), (other, second) in combinations(draw.data.splits(), 2):
+        if _share_rows(first.inputs, second.inputs):
+            raise BadDataError(
+                f"task {task!r}: the {one} and {other} splits share samples in memory; splits must "
+                "be disjoint, such as TaskData.cut(inputs, targets, sizes)."
+            )
+
+
+def _share_rows(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are views that have a row in common."""
+    same_storage = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    if not same_storage or first.stride() != second.stride():
+        return False
+    row = max(first.stride(0), 1) * first.element_size()
+    n_rows, rest = divmod(second.data_ptr() - first.data_ptr(), row)
+    return rest == 0 and -len(second) < n_rows < len(first)
 
 
 def check_classes(n_classes: object, *, task: str) -> None:

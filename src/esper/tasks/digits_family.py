@@ -35,6 +35,9 @@ LEARNING_RATES = (1e-3, 3e-2)
 N_NOISE_ROWS = 2**13
 CNN_SHARE = 0.06
 """The share of environments with CNNs if ``host`` is ``"both"``."""
+
+N_CNN_SLOTS = 4
+"""Slots of a CNN; MLPs have one fewer, because none of their lists can get longer."""
 GROWTH = GrowthConfig(
     min_training_epochs=0, min_holding_epochs=0, advances_alone=True, max_widening=8.0
 )
@@ -146,6 +149,8 @@ def make_digits_family(
         growth=GROWTH,
         summary=TASKS["digits-family"],
         variants=variants,
+        max_slots=N_CNN_SLOTS if variants else 0,
+        test_pool=len(_pools().rows[-1]),
     )
 
 

@@ -1,23 +1,18 @@
-"""The registry of tasks: built-in ones, those of other packages, and those of the user's modules.
+"""The registry of tasks, and tasks of the user's own modules by ``module:function``.
 
-A task is registered with a function that creates it from keyword options. Other packages register
-theirs in the entry point group ``esper.tasks``; they are imported when first needed.
+A task is registered with a function that creates it from keyword options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from esper.config.catalogue import TASK_GROUP
 from esper.errors import (
-    EsperError,
     TaskError,
     UnknownTaskError,
     did_you_mean,
-    summarize_error,
     type_of,
 )
 from esper.tasks.task import Task
@@ -61,28 +56,18 @@ def register_task(name: str, make: Callable[..., Task], *, summary: str) -> None
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks: the built-in ones first, then other packages'.
+    """Return the names of all tasks, the built-in ones first.
 
     Examples:
         >>> "digits" in esper.task_names()
         True
     """
-    return (*_REGISTRY, *_unregistered())
+    return tuple(_REGISTRY)
 
 
 def task_summaries() -> dict[str, str]:
-    """Return the summary of each task, or the reason why it cannot be loaded."""
-    summaries = {name: entry.summary for name, entry in _REGISTRY.items()}
-    for name, entries in _entry_points().items():
-        if name in _REGISTRY:
-            ignored = ", ".join(repr(entry.value) for entry in entries)
-            summaries[name] += f" ({_what(name)}, {ignored}, has the same name and is ignored)"
-            continue
-        try:
-            summaries[name] = _load(name, entries).summary
-        except EsperError as error:
-            summaries[name] = str(error)
-    return summaries
+    """Return the summary of each task."""
+    return {name: entry.summary for name, entry in _REGISTRY.items()}
 
 
 def make_task(name: str, **options: Any) -> Task:
@@ -102,6 +87,11 @@ def make_task(name: str, **options: Any) -> Task:
         >>> task.name
         'spirals'
     """
+    return create_task(name, options)
+
+
+def create_task(name: str, options: Mapping[str, Any]) -> Task:
+    """Create a task by its name and options, any of which may be called ``name``."""
     if not isinstance(name, str):
         raise UnknownTaskError(
             f"a task's name is {name!r}; it must be one of {', '.join(task_names())}, or "
@@ -112,62 +102,16 @@ def make_task(name: str, **options: Any) -> Task:
             return _create(name, load_own_task(name), options)
     if name in _REGISTRY:
         return _create(name, _REGISTRY[name].make, options)
-    others = _unregistered()
-    if name in others:
-        return _create(name, _load(name, others[name]).make, options)
-    names = (*_REGISTRY, *others)
     raise UnknownTaskError(
-        f"there is no task {name!r}; the tasks are {', '.join(names)}, or 'module:function' for "
-        f"your own.{did_you_mean(name, names)}"
+        f"there is no task {name!r}; the tasks are {', '.join(_REGISTRY)}, or 'module:function' "
+        f"for your own.{did_you_mean(name, _REGISTRY)}"
     )
 
 
-def _create(name: str, make: Callable[..., object], options: dict[str, Any]) -> Task:
+def _create(name: str, make: Callable[..., object], options: Mapping[str, Any]) -> Task:
     task = call_with_options(name, make, options)
     if not isinstance(task, Task):
         raise TaskError(
             f"task {name!r} returned {type_of(task)}; it must return an esper.tasks.Task."
         )
     return task
-
-
-def _unregistered() -> dict[str, list[EntryPoint]]:
-    """Return the tasks of other packages whose names are free, without importing them."""
-    return {name: entries for name, entries in _entry_points().items() if name not in _REGISTRY}
-
-
-def _entry_points() -> dict[str, list[EntryPoint]]:
-    """Return the distinct entry points of other packages by name."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for entry in entry_points(group=TASK_GROUP):
-        found.setdefault(entry.name, {}).setdefault(entry.value, entry)
-    return {name: list(entries.values()) for name, entries in found.items()}
-
-
-def _load(name: str, entries: list[EntryPoint]) -> _Entry:
-    """Import a task of another package."""
-    if len(entries) > 1:
-        values = " and ".join(repr(entry.value) for entry in entries)
-        raise TaskError(
-            f"{_what(name)} is defined more than once, as {values}; uninstall all but one."
-        )
-    (entry,) = entries
-    try:
-        loaded = entry.load()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise TaskError(
-            f"{_what(name)} cannot be loaded: {entry.value!r} raised {summarize_error(error)}; "
-            "fix or uninstall it."
-        ) from error
-    if not callable(loaded):
-        raise TaskError(
-            f"{_what(name)} is {type_of(loaded)}; it must be a function that returns a task."
-        )
-    lines = (getattr(loaded, "__doc__", None) or "").strip().splitlines()
-    return _Entry(loaded, lines[0] if lines else f"from {entry.value}")
-
-
-def _what(name: str) -> str:
-    return f"entry point {name!r} of group {TASK_GROUP!r}"

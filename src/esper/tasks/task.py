@@ -31,13 +31,13 @@ class Task(Settings):
     """Data, a host factory, a metric and a budget.
 
     Examples:
-        >>> samples = esper.Samples(torch.randn(20, 2), torch.arange(20) % 3)
+        >>> x, y = torch.randn(60, 2), torch.arange(60) % 3
         >>> task = esper.Task(
         ...     name="mine",
         ...     make_host=lambda seed: esper.make_host(
         ...         esper.MLPHostConfig(n_features=2, n_classes=3), seed=seed
         ...     ),
-        ...     data=esper.TaskData(train=samples, validation=samples, test=samples),
+        ...     data=esper.TaskData.cut(x, y, sizes=(20, 20, 20)),
         ...     n_classes=3,
         ... )
         >>> task.metric.name
@@ -73,7 +73,10 @@ class Task(Settings):
     draws_designs: bool = False
     """Whether draws have hosts of different designs, with 1 to ``max_slots`` slots."""
     max_slots: int = 0
-    """Maximum slots of a drawn host, if ``draws_designs``."""
+    """Slots that all hosts are padded to, if they are of several designs with different slots."""
+    test_pool: int | None = None
+    """Test samples that all draws choose from; None if each draw has its own. Fixed data are
+    always shared."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -123,6 +126,27 @@ class Task(Settings):
             return drawn
         what = f"make_host of a draw of task {self.name!r}"
         return replace(drawn, make_host=checked_host_maker(what, drawn.make_host))
+
+    def require_variety(self) -> None:
+        """Reject a draw that ignores its seed.
+
+        Raises:
+            TaskError: If sixteen seeds all have the same draw, as one time in 32,768 for a
+                distribution of two problems.
+        """
+        if self.draw is None:
+            return
+        first = self.sample(0)
+        if all(first.is_like(self.sample(seed)) for seed in range(1, 16)):
+            raise TaskError(
+                f"draw of task {self.name!r} returned the same draw for each of 16 seeds; it must "
+                "depend on its seed. Pass the data of a single problem as data."
+            )
+
+    @property
+    def shared_tests(self) -> int | None:
+        """Test samples that all hosts share; None if each draw has its own."""
+        return self.test_pool if self.data is None else len(self.data.test.targets)
 
     @cached_property
     def designs(self) -> tuple[Task, ...]:

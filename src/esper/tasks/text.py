@@ -16,6 +16,7 @@ from esper.config.checks import PositiveInt, check
 from esper.config.growth import Budget, GPTHostConfig, PopulationConfig
 from esper.errors import BadDataError, MissingDataError
 from esper.growth.hosts import HostMaker
+from esper.storage.files import read_file
 from esper.tasks.data import Samples, TaskData
 from esper.tasks.metrics import bits_per_character
 from esper.tasks.task import Task
@@ -40,10 +41,11 @@ def read_text(path: str | Path) -> str:
     """
     path = Path(path).expanduser()
     try:
-        content = path.read_bytes()
-    except OSError as error:
+        content = read_file(path, max_bytes=None)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise MissingDataError(
-            f"the text {path} cannot be read ({error.strerror}); path must be a UTF-8 text file."
+            f"the text {path} cannot be read ({reason}); path must be a UTF-8 text file."
         ) from error
     if not content:
         raise BadDataError(f"the text {path} is empty; path must be a UTF-8 text file.")

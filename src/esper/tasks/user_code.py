@@ -78,7 +78,7 @@ class CheckedHostMaker:
         """Return the host of a seed.
 
         Raises:
-            TaskError: If the function fails or does not return a model with slots.
+            TaskError: If the function fails or does not return a new model with slots.
         """
         made = call_with_seed(self.what, self.function, seed)
         if not isinstance(made, nn.Module):
@@ -86,9 +86,14 @@ class CheckedHostMaker:
                 f"{self.what} returned {shown(made)}; it must return a model with slots."
             )
         try:
-            slots(made)
+            is_in_use = bool(slots(made).listeners)
         except SlotError as error:
             raise TaskError(f"{self.what} returned a model without slots: {error}") from error
+        if is_in_use:
+            raise TaskError(
+                f"{self.what} returned the model of another host; it must return a new one each "
+                "time, such as copy.deepcopy(model)."
+            )
         return made
 
 
@@ -127,7 +132,8 @@ def _check_options(task: str, make: Callable[..., object], options: Mapping[str,
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     takes = [each.name for each in parameters if each.kind in named]
     takes_any = any(each.kind == Parameter.VAR_KEYWORD for each in parameters)
-    allowed = f"its options are {', '.join(takes)}" if takes else "it takes none"
+    shown = [f"{name} (budget.n_epochs in a run)" if name == "n_epochs" else name for name in takes]
+    allowed = f"its options are {', '.join(shown)}" if takes else "it takes none"
     for name in options:
         if name not in takes and not takes_any:
             hint = did_you_mean(name, takes)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from esper.errors import DamagedTelemetryError
+from esper.storage.files import open_file, what_else
 
 LOGS = ("-wal", "-shm", "-journal")
 """Endings of the files that SQLite keeps next to a database."""
@@ -19,35 +20,29 @@ class TelemetryWarning(UserWarning):
     """Telemetry is damaged or missing; the run goes on without it."""
 
 
-def require_own_journal(path: Path) -> None:
-    """Reject a journal that names another file, which SQLite would delete after rolling back.
+def require_own_logs(path: Path) -> None:
+    """Reject files next to a database with which SQLite would change another place, or wait.
 
-    Esper never writes to several databases at once, which is what such journals are for.
+    Those are links, pipes and devices, and a journal that names another file: SQLite would delete
+    that after rolling back. Esper never writes to several databases at once, which is what such
+    journals are for.
 
     Raises:
-        DamagedTelemetryError: If there is such a journal next to the database.
+        DamagedTelemetryError: If there is one, naming it.
     """
-    journal = path.with_name(f"{path.name}-journal")
-    with suppress(FileNotFoundError), journal.open("rb") as file:
+    for end in LOGS:
+        log = path.with_name(f"{path.name}{end}")
+        if (kind := what_else(log)) is not None:
+            raise DamagedTelemetryError(
+                f"{log} is {kind}; put the file itself in its place, or delete it."
+            )
+    journal = path.with_name(f"{path.name}{LOGS[-1]}")
+    with suppress(FileNotFoundError), open_file(journal) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_JOURNAL_MAGIC)))
         if file.read() == _JOURNAL_MAGIC:
             raise DamagedTelemetryError(
                 f"{journal} names another file, which Esper's journals never do; delete it."
-            )
-
-
-def require_no_linked_log(path: Path) -> None:
-    """Reject a link in the place of one of SQLite's own files, which SQLite does not follow.
-
-    Raises:
-        DamagedTelemetryError: If there is one, naming it; SQLite would name no file.
-    """
-    for end in LOGS:
-        log = path.with_name(f"{path.name}{end}")
-        if log.is_symlink():
-            raise DamagedTelemetryError(
-                f"{log} is a link; put the file itself in its place, or delete it."
             )
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 import os
 import sqlite3
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self, TypeVar, cast, overload
 
 from esper.errors import DamagedTelemetryError, TelemetryError, did_you_mean, message_of
-from esper.telemetry.damage import require_no_linked_log
+from esper.storage.files import MALFORMED
+from esper.telemetry.damage import require_own_logs
 from esper.telemetry.metrics import Metrics, collect_metrics
 from esper.telemetry.records import RECORD_TYPES, TABLES, RunRecord, SessionRecord
 from esper.telemetry.schema import (
@@ -23,6 +27,7 @@ from esper.telemetry.schema import (
     all_columns_of,
     check_schema,
     columns_of,
+    distrust,
     key_of,
     last_position,
 )
@@ -36,10 +41,29 @@ BUSY_SECONDS = 10.0
 BLOCK_ROWS = 1000
 """Rows that are read at a time from tables too large for memory."""
 
+STEP = 1000
+"""Operations of SQLite between two checks of a query."""
+
+LEAST_WORK, WORK_PER_BYTE = 200_000, 4
+"""Operations that a query may take: for any file, and for each byte of it."""
+
 LAST_ROUND = 2**62
 """After the last round of any run."""
 
 _NOT_WRITABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+
+
+_deadline = ContextVar("deadline", default=math.inf)
+
+
+@contextmanager
+def reading_within(seconds: float) -> Generator[None]:
+    """Let everything that is read of telemetry in the context end in time, or raise an error."""
+    token = _deadline.set(monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
 def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
@@ -51,7 +75,7 @@ def open_run(directory: str | os.PathLike[str]) -> RunTelemetry:
     path = Path(directory) / FILE_NAME
     if not os.path.isfile(path):
         raise TelemetryError(f"{path} does not exist; name the folder of a run.")
-    require_no_linked_log(path)
+    require_own_logs(path)
     return RunTelemetry(path)
 
 
@@ -60,13 +84,19 @@ class RunTelemetry:
 
     Each call sees all rows up to some moment, without gaps in the order of writing. Calls inside
     ``with telemetry.snapshot():`` all see the same moment.
+
+    A query may take the work that its file can need, because someone else may have made the file:
+    pages that contain each other have rows without end.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self._work = 0
         with self._errors_named():
             self._connection = _connect(path)
+            self._connection.set_progress_handler(self._is_too_much, STEP)
+            self._allow_work()
             try:
                 check_schema(self._connection, path)
             except BaseException:
@@ -196,7 +226,7 @@ class RunTelemetry:
         with self.snapshot():
             try:
                 return collect_metrics(read, without)
-            except (ValueError, TypeError, AttributeError) as error:
+            except MALFORMED as error:
                 raise self._damaged(f"a metric is not a number ({error})") from error
 
     @contextmanager
@@ -279,7 +309,26 @@ class RunTelemetry:
         self, sql: str, values: tuple[object, ...] | dict[str, object]
     ) -> Iterator[tuple[Any, ...]]:
         with self._errors_named(), closing(self._open_connection().cursor()) as cursor:
+            self._allow_work()
             yield from cursor.execute(sql, cast(Any, values))
+
+    def _allow_work(self) -> None:
+        """Let a query begin: it may take as many operations as the file can need."""
+        self._require_time()
+        size = 0
+        for end in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                size += os.stat(f"{self._path}{end}").st_size
+        self._work = LEAST_WORK + WORK_PER_BYTE * size
+
+    def _require_time(self) -> None:
+        if monotonic() > _deadline.get():
+            raise TelemetryError(f"{self._path} takes too long to read.")
+
+    def _is_too_much(self) -> bool:
+        """Return whether SQLite must give up its query; it asks every :data:`STEP` operations."""
+        self._work -= STEP
+        return self._work < 0 or monotonic() > _deadline.get()
 
     def _kind(self, table: str | type[Any]) -> RecordType:
         name = table if isinstance(table, str) else getattr(table, "table", table.__name__)
@@ -305,6 +354,9 @@ class RunTelemetry:
         except UnicodeDecodeError as error:  # in SQLite's own message about a damaged name
             raise self._damaged("a name or text is not UTF-8") from error
         except sqlite3.Error as error:
+            if self._work < 0:
+                raise self._damaged("its rows do not end") from error
+            self._require_time()
             raise TelemetryError(
                 f"{self._path} cannot be read ({message_of(error)}); it is damaged, locked or "
                 "not a database."
@@ -318,11 +370,13 @@ def _connect(path: Path) -> sqlite3.Connection:
     write-ahead log has no writer, so it is opened as immutable.
     """
     place = path.resolve().as_uri()
+    timeout = min(BUSY_SECONDS, max(0.0, _deadline.get() - monotonic()))
     for options in ("mode=ro", "mode=ro&immutable=1"):
         connection = sqlite3.connect(
-            f"{place}?{options}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+            f"{place}?{options}", uri=True, timeout=timeout, isolation_level=None
         )
         try:
+            distrust(connection)
             connection.execute("SELECT 1 FROM sqlite_master").fetchone()
             return connection
         except sqlite3.OperationalError as error:

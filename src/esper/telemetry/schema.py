@@ -12,12 +12,13 @@ import sys
 import typing
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from esper.errors import DamagedTelemetryError, TelemetryError
+from esper.errors import DamagedTelemetryError, TelemetryError, shown
 from esper.telemetry.records import (
     SCHEMA_VERSION,
     TABLES,
@@ -25,6 +26,9 @@ from esper.telemetry.records import (
     RecordColumns,
     SessionRecord,
 )
+
+MAX_VALUE_BYTES = 2**24
+"""The longest value that is read or written."""
 
 FILE_NAME = "telemetry.sqlite"
 """The database's name in a run folder."""
@@ -185,6 +189,9 @@ def is_blank(connection: sqlite3.Connection) -> bool:
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Reject a database that is not telemetry of this version; ``path`` is its file.
 
+    Its schema must be exactly what :func:`create_tables` makes: triggers, views and constraints of
+    someone else would run with every query.
+
     Raises:
         TelemetryError: If it is not Esper telemetry, or of another version, or damaged.
     """
@@ -198,12 +205,29 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was made by another version of Esper (schema version {version}, not "
             f"{SCHEMA_VERSION}); use that version."
         )
-    for kind in TABLES.values():
-        found = [row[1] for row in connection.execute(f'PRAGMA table_info("{kind.table}")')]
-        if found != [column.name for column in all_columns_of(kind)]:
-            raise DamagedTelemetryError(
-                f"{path} is damaged: table {kind.table!r} has the wrong columns."
-            )
+    expected = _own_schema()
+    found = connection.execute(f"{_SCHEMA_SQL} LIMIT {len(expected) + 1}").fetchall()
+    if wrong := sorted(expected.symmetric_difference(found), key=str):
+        name = shown(wrong[0][1])
+        raise DamagedTelemetryError(f"{path} is damaged: {name} is not as Esper creates it.")
+
+
+_SCHEMA_SQL = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+
+@cache
+def _own_schema() -> frozenset[tuple[Any, ...]]:
+    """Return what the schema table of telemetry of this version holds."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        create_tables(connection)
+        return frozenset(connection.execute(_SCHEMA_SQL))
+
+
+def distrust(connection: sqlite3.Connection) -> None:
+    """Let a connection call no function that the schema of a foreign database names."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
 
 
 def last_position(connection: sqlite3.Connection) -> int:

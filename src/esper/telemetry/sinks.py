@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from esper.errors import ConfigError, did_you_mean
-from esper.storage.files import make_folder, storage_errors, write_atomic
+from esper.errors import ConfigError, StorageError, did_you_mean, message_of
+from esper.storage.files import make_folder, read_file, storage_errors, write_atomic
 from esper.telemetry.metrics import is_measured, metrics_of
 from esper.telemetry.records import EvaluationRecord, Record
 
@@ -237,9 +237,14 @@ class CsvTracker:
         first = step if self.first_step is None else self.first_step
         if first <= 1 or not self._path.exists():
             return []
-        with self._path.open(newline="", encoding="utf-8") as file:
+        try:
+            lines = io.StringIO(read_file(self._path, max_bytes=None).decode(), newline="")
             # A process that was killed may leave part of a row.
-            whole = [row for row in csv.DictReader(file) if None not in row.values()]
+            whole = [row for row in csv.DictReader(lines) if None not in row.values()]
+        except (ValueError, csv.Error) as error:
+            raise StorageError(
+                f"{self._path} is damaged: {message_of(error)}; move it away."
+            ) from error
         rows = [{name: value for name, value in row.items() if value} for row in whole]
         return [row for row in rows if row["step"].isdigit() and int(row["step"]) < first]
 
@@ -278,4 +283,4 @@ def _run_id(path: Path, first_step: int | None) -> str:
         make_folder(path.parent)
         if starts_anew or not path.exists():
             write_atomic(path, uuid.uuid4().hex[:12])
-        return path.read_text(encoding="ascii")
+        return read_file(path).decode("ascii")

@@ -13,7 +13,7 @@ from typing import Literal, Self
 
 from esper.config.checks import NonNegativeInt, check
 from esper.errors import DamagedTelemetryError, EsperError, StorageError, TelemetryError
-from esper.telemetry.damage import require_own_journal
+from esper.telemetry.damage import require_own_logs
 from esper.telemetry.records import (
     RECORD_TYPES,
     SCHEMA_VERSION,
@@ -25,6 +25,7 @@ from esper.telemetry.records import (
 from esper.telemetry.schema import (
     check_schema,
     create_tables,
+    distrust,
     insert_sql,
     is_blank,
     last_position,
@@ -60,7 +61,7 @@ class TelemetryWriter:
         self._session: int | None = None
         self._connection: sqlite3.Connection | None = None
         with self._errors_named():
-            require_own_journal(self._path)
+            require_own_logs(self._path)
             # One thread at a time writes, but not always the same one.
             self._connection = sqlite3.connect(
                 self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -73,6 +74,7 @@ class TelemetryWriter:
             self._position = last_position(self._connection)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
+        distrust(connection)
         if not is_blank(connection):
             check_schema(connection, self._path)
             _require_structure(connection, self._path)
@@ -137,7 +139,7 @@ class TelemetryWriter:
         if 0 < self._position < seq:
             raise TelemetryError(
                 f"{self._path} ends at row {self._position} and row {seq} is needed; restore the "
-                "file that belongs to the checkpoint, or move it away to go on without it."
+                "file that belongs to the checkpoint, or move it away to continue without it."
             )
         with self._transaction(is_synced=True) as connection:
             for kind in RECORD_TYPES:

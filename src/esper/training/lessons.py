@@ -40,9 +40,8 @@ from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task
 from esper.training.setup import stream_seed
 
-N_BLOCKS, BLOCK = 24, 64
-"""Blocks of hosts that are grown, and the hosts of each."""
-N_HOSTS = N_BLOCKS * BLOCK
+BLOCK = 64
+"""Hosts that are grown side by side, at most."""
 N_PASSES, BATCH = 24, 32
 """Passes over all hosts, and the hosts of each step of the optimizer."""
 LEARNING_RATE, MAX_GRAD_NORM = 6e-3, 0.5
@@ -132,14 +131,17 @@ def grow_hosts(
         check: Called often; it may raise to stop.
     """
     rewards = RewardConfig(shaping=0.0, governor_penalty=config.rewards.governor_penalty)
-    envs = GrowthVectorEnv(task, BLOCK, reward=rewards, purpose="training", autoreset=False)
-    seeds = np.random.SeedSequence(stream_seed(config.seed, "lessons")).generate_state(N_BLOCKS)
+    n_hosts = config.lesson_hosts
+    size = min(BLOCK, n_hosts)
+    envs = GrowthVectorEnv(task, size, reward=rewards, purpose="training", autoreset=False)
+    n_blocks = -(-n_hosts // size)
+    seeds = np.random.SeedSequence(stream_seed(config.seed, "lessons")).generate_state(n_blocks)
     lessons: list[HostLesson] = []
     for block, seed in enumerate(seeds.tolist()):
         grown: list[_Grown] = []
         for number, seeds_of_slots in enumerate(SCHEDULES.values()):
             check()
-            on_share((block + number / len(SCHEDULES)) / N_BLOCKS)
+            on_share((block + number / len(SCHEDULES)) / n_blocks)
             schedule = _Watched(follow(envs.layout, seeds_of_slots), spec)
             grown.append(_grow_block(envs, schedule, seed))
         records = envs.growth.records
@@ -154,7 +156,7 @@ def grow_hosts(
                 )
             )
     on_share(1.0)
-    return lessons
+    return lessons[:n_hosts]
 
 
 def _grow_block(envs: GrowthVectorEnv, schedule: _Watched, seed: int) -> _Grown:
@@ -381,7 +383,7 @@ def expected_returns(
         log_probs: ``[..., N]`` of paths.
         returns: ``[..., N]`` of paths.
         is_path: ``[..., N]``, which of them there are.
-        elsewhere: ``[N]``, the return that counts if none of them is taken.
+        elsewhere: ``[N]``, the return if none of them is taken.
     """
     gains = (returns - elsewhere).flatten(end_dim=-2)
     return elsewhere + (_flat_paths(log_probs, is_path).exp() * gains).sum(0)

@@ -8,15 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from esper.config.catalogue import SHIPPED
+from esper.config.catalogue import LEARNED, SHIPPED
 from esper.config.growth import GrowthConfig
 from esper.environment import GrowthVectorEnv
 from esper.errors import CheckpointError, ConfigError, RunError
+from esper.growth.block_slot import BlockSlot
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
-from esper.growth.surgery_slots import BlockSlot
-from esper.invocation import training_command
-from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
+from esper.invocation import settings_of_method, training_command
 from esper.lifecycle.stages import Stage
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.controller_folder import locate_controller
@@ -33,10 +32,7 @@ from esper.tamiyo.controllers.price_schedule import SCHEDULES
 from esper.tamiyo.controllers.progressive import progressive
 from esper.tamiyo.controllers.saved import require_observations
 from esper.tamiyo.policy.observations import ObservationLayout
-from esper.tasks import Task
-from esper.training.lessons import N_HOSTS
 from esper.training.run import Run
-from esper.training.setup import make_run_task
 from esper.training.state import require_saved_config
 
 PROGRESSIVE = "progressive"
@@ -59,7 +55,7 @@ def find_controller(
     """Return a controller for the hosts of an environment.
 
     Args:
-        controller: ``"shipped"``, the name of a simple controller, the folder of a saved controller
+        controller: ``"learned"``, the name of a simple controller, the folder of a saved controller
             or of a run, a run, a saved controller, or a controller.
         envs: The environment whose hosts it will steer.
         target: The size that the progressive controller grows a host to: ``{"depth": 12}`` or
@@ -157,7 +153,7 @@ def find_saved(controller: AnyController) -> SavedController | None:
         return controller_of(controller)
     if not isinstance(controller, (str, os.PathLike)) or controller in controller_names():
         return None
-    if controller == SHIPPED:
+    if controller in (SHIPPED, LEARNED):
         return load_shipped()
     place = locate_controller(controller)
     assert place is not None, "the controllers of Esper are above"
@@ -170,7 +166,7 @@ def controller_label(controller: str) -> str:
     Raises:
         ControllerError: If the shipped controller is missing or damaged.
     """
-    return load_shipped().label if controller == SHIPPED else controller
+    return load_shipped().label if controller in (SHIPPED, LEARNED) else controller
 
 
 def controller_of(run: Run) -> SavedController:
@@ -209,19 +205,11 @@ def controller_of(run: Run) -> SavedController:
         deterministic=run.config.evaluation.deterministic,
         budget=run.config.budget,
         growth=None if growth is None else GrowthConfig(**growth),
+        ablation=run.config.ablation,
         rewards=run.config.rewards.reward,
-        origin=_origin(run) | scale,
+        origin=_origin(run) | dict(best["task"]) | scale,
         esper=str(loaded.about["made_with"]["esper"]),
     )
-
-
-def find_met_blueprints(task: Task, n_draws: int = 8) -> list[str]:
-    """Return the blueprints that fit slots of the hosts of a few draws."""
-    found: set[str] = set()
-    for number in range(n_draws):
-        config = slots((task.sample(number).make_host or task.make_host)(number)).slot_config
-        found |= {name for slot in config.slot_ids for name in config.fits.get(slot, ())}
-    return [name for name in BUILTIN_BLUEPRINTS if name in found]
 
 
 def _origin(run: Run) -> dict[str, Any]:
@@ -236,12 +224,13 @@ def _origin(run: Run) -> dict[str, Any]:
         "envs": config.envs,
         "n_steps": config.n_steps,
         "command": training_command(config),
+        "settings": settings_of_method(config),
     }
     if config.first_policy == "taught":
-        origin["lesson_hosts"], origin["lesson_schedules"] = N_HOSTS, len(SCHEDULES)
-    task = make_run_task(config).designs[0]
-    if task.draws_designs:
-        origin["met_blueprints"] = find_met_blueprints(task)
+        origin["lesson_hosts"] = config.lesson_hosts
+        origin["lesson_schedules"] = len(SCHEDULES)
+    if not run.is_complete:
+        origin["unfinished"] = f"{run.rounds_done} of {config.rounds} rounds"
     if summary is not None:
         origin["comparison"] = list(summary.sentences)
     return origin

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Generator
 from concurrent.futures import Future
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -111,6 +112,10 @@ class RayWorker:
     def share(self) -> float:
         """Return 0, because actors do not report their progress."""
         return 0.0
+
+    def beats(self) -> float:
+        """Return another number each time, because Ray itself notices actors that are gone."""
+        return monotonic()
 
     def end(self) -> str:
         """End the actor, whatever it is doing; return how its last job ended.

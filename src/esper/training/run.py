@@ -17,6 +17,7 @@ from esper.results.files import read_summary
 from esper.results.tables import to_html
 from esper.storage.run_folder import RunFolder, list_folders, shell_word
 from esper.telemetry import Metrics, RunTelemetry, open_run
+from esper.telemetry.frames import DataFrame, make_frame
 from esper.telemetry.records import RoundRecord, SessionRecord
 
 if TYPE_CHECKING:
@@ -149,6 +150,29 @@ class Run:
             TelemetryError: If it is missing, damaged or of another version.
         """
         return open_run(self.path)
+
+    @property
+    def rounds(self) -> DataFrame:
+        """A row for each round; docs/reference/telemetry.md explains the columns.
+
+        Raises:
+            ConfigError: If pandas is not installed.
+        """
+        return self._frame("rounds")
+
+    @property
+    def episodes(self) -> DataFrame:
+        """A row for each training episode."""
+        return self._frame("episodes")
+
+    @property
+    def steps(self) -> DataFrame:
+        """A row for each step of each host; empty if the run does not record steps."""
+        return self._frame("steps")
+
+    def _frame(self, table: str) -> DataFrame:
+        with self.telemetry() as telemetry:
+            return make_frame(telemetry.columns(table))
 
     def metrics(self) -> Metrics:
         """Return each metric by round; docs/reference/metrics.md lists their names."""

@@ -17,9 +17,16 @@ import torch
 from numpy.typing import NDArray
 
 from esper.config.checks import names_code, require_trusted_task
-from esper.config.run import RunConfig, RunSettings
-from esper.config.toml import DEFAULT_PRESET, load_preset, override, read_toml_file
+from esper.config.run import TASK_OBJECT, RunConfig, RunSettings
+from esper.config.toml import (
+    DEFAULT_PRESET,
+    SourcedConfig,
+    load_sourced_preset,
+    source_config,
+    write_toml,
+)
 from esper.environment import EpisodeResults
+from esper.environment.options import find_task
 from esper.errors import (
     ConfigError,
     DamagedTelemetryError,
@@ -33,6 +40,7 @@ from esper.results.arms import BASELINES, LEARNED, Arm
 from esper.results.evidence import BestHost, Evidence, make_evidence
 from esper.results.files import write_summary
 from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, Loaded
+from esper.storage.files import read_file, read_sourced_file
 from esper.storage.run_folder import RunFolder
 from esper.tasks import Task
 from esper.telemetry import TelemetryWarning, TelemetryWriter
@@ -98,6 +106,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Evide
         task_options=config.task_options,
         n_epochs=config.budget.n_epochs,
         price=None if trainer.task.draws_price else config.budget.flop_price,
+        test_pool=trainer.task.shared_tests,
         seed=TRIAL_SEED,
         runs=("this one",),
         created="",  # a resumed run has the same summary as one that was never interrupted
@@ -149,8 +158,9 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 def train(
-    config: RunConfig | str | os.PathLike[str] | None = None,
+    config: RunConfig | SourcedConfig | str | os.PathLike[str] | None = None,
     *,
+    task: str | Task | None = None,
     preset: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     watchers: Sequence[Sink] = (),
@@ -167,6 +177,7 @@ def train(
 
     Args:
         config: The settings, or a TOML file with them.
+        task: Name of the task, or the task itself; its own budget counts unless another is given.
         preset: The name of a preset, in place of ``config``; ``"quick"`` if neither is given.
         run_dir: The folder of the run; by default a folder in ``runs`` named after task and time.
         watchers: Receive every record as it is made, or each step's number if they have a method
@@ -179,8 +190,7 @@ def train(
         ray_address: Address of a Ray cluster, instead of worker processes on this machine:
             ``"host:port"``, ``"auto"`` or ``"local"``.
         progress: Whether to show a bar; by default in terminals and notebooks.
-        **settings: Settings to change, such as ``task="spirals"``, ``rounds=20`` or
-            ``ppo={"learning_rate": 1e-3}``.
+        **settings: Settings to change, such as ``rounds=20`` or ``ppo={"learning_rate": 1e-3}``.
 
     Raises:
         ConfigError: If a setting is invalid.
@@ -193,24 +203,27 @@ def train(
     """
     if config is not None and preset is not None:
         raise ConfigError(f"both config and preset {preset!r} are given; pass only one of them.")
-    if isinstance(config, (str, os.PathLike)):
-        source, config = config, read_toml_file(config)
-        if "task" not in settings:
-            require_trusted_task(
-                config.task, config.task_options, source=source, allow_code=allow_code
-            )
-    config = override(config or load_preset(preset or DEFAULT_PRESET), settings)
-    require_room(config)
-    with _torch_defaults(config.threads):
-        config, task = resolve_task(config)
-    folder = RunFolder.create(run_dir, config)
+    own_task = None if isinstance(task, str) else task
+    if own_task is not None:
+        task = f"{TASK_OBJECT}{find_task(own_task, {}).name}"
+    changes = dict(settings) if task is None else {**settings, "task": task}
+    sourced = _find_settings(config, preset)
+    if isinstance(config, (str, os.PathLike)) and task is None:
+        named = sourced.config
+        require_trusted_task(named.task, named.task_options, source=config, allow_code=allow_code)
+    sourced = sourced.change(changes, "arguments")
+    require_room(sourced.config)
+    with _torch_defaults(sourced.config.threads):
+        sourced, made = resolve_task(sourced, own_task)
+    config = sourced.config
+    folder = RunFolder.create(run_dir, config, write_toml(sourced))
     try:
         with (
             shown_run(progress, config) as shown,
-            closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool,
+            closing(make_pool(config, made, workers=workers, ray_address=ray_address)) as pool,
         ):
             all_watchers, stop = [*watchers, *shown], stop or StopRequest()
-            return _run(folder, config, all_watchers, stop, task, pool, is_new=True)
+            return _run(folder, config, all_watchers, stop, made, pool, is_new=True)
     except StorageError:
         raise  # the run can be resumed once there is room on the disk
     except Exception:
@@ -218,10 +231,22 @@ def train(
         raise
 
 
+def _find_settings(
+    config: RunConfig | SourcedConfig | str | os.PathLike[str] | None, preset: str | None
+) -> SourcedConfig:
+    """Return the settings that a new run starts from, with their sources."""
+    if isinstance(config, (str, os.PathLike)):
+        return read_sourced_file(config)
+    if isinstance(config, RunConfig):
+        return source_config(config)
+    return config or load_sourced_preset(preset or DEFAULT_PRESET)
+
+
 def resume(
     run: str | os.PathLike[str] | Run,
     *,
     watchers: Sequence[Sink] = (),
+    task: Task | None = None,
     stop: StopRequest | None = None,
     allow_code: bool = False,
     workers: int | None = None,
@@ -233,6 +258,7 @@ def resume(
     Args:
         run: The run, its folder, or its name in the runs folder.
         watchers: Receive every record as it is made.
+        task: The task, if the run was given one as an object.
         stop: Another way to request a stop.
         allow_code: Whether to run a task that the run's settings name by ``module:function``.
         workers: Number of worker processes, as for :func:`train`; it may differ from before.
@@ -260,13 +286,13 @@ def resume(
     config = found.config
     require_room(config)
     with _torch_defaults(config.threads):
-        task = make_run_task(config)
+        made = make_run_task(config, task)
     with (
         shown_run(progress, config) as shown,
-        closing(make_pool(config, task, workers=workers, ray_address=ray_address)) as pool,
+        closing(make_pool(config, made, workers=workers, ray_address=ray_address)) as pool,
     ):
         all_watchers, stop = [*watchers, *shown], stop or StopRequest()
-        return _run(folder, config, all_watchers, stop, task, pool, is_new=False)
+        return _run(folder, config, all_watchers, stop, made, pool, is_new=False)
 
 
 def _check_complete(run: Run) -> None:
@@ -301,7 +327,7 @@ def _run(
         if loaded is not None and _telemetry_position(loaded) and not has_records and not problem:
             problem = "Records of earlier rounds are missing."
             warnings.warn(problem, TelemetryWarning, stacklevel=3)
-        text = folder.config_file.read_text("utf-8")
+        text = read_file(folder.config_file).decode()
         sinks = [
             stack.enter_context(closing(make_sink(name, folder.path, text)))
             for name in config.telemetry.sinks

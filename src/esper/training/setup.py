@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
-from esper.config.growth import Budget
+from esper.config.checks import require_choice
+from esper.config.growth import GrowthConfig
 from esper.config.memory import require_memory
-from esper.config.run import RunConfig
+from esper.config.run import TASK_OBJECT, RunConfig
+from esper.config.toml import SourcedConfig
 from esper.environment import GrowthVectorEnv
 from esper.environment.vector_env import MIN_HOST_BYTES
 from esper.errors import ConfigError, EsperError, TaskError
+from esper.growth.host_slots import slots
 from esper.lifecycle.factored_actions import choice_names
-from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS, SlotConfig
 from esper.simic.agent import PPOAgent
 from esper.tamiyo.policy.slot_network import SlotPolicy
-from esper.tasks import Task, make_task
+from esper.tasks import Task
+from esper.tasks.registry import create_task
+
+N_FACT_DRAWS = 8
+"""Draws whose hosts show which blueprints a controller meets."""
 
 _STREAMS = ("episodes", "weights", "actions", "lessons", "expectations")
 
@@ -58,9 +66,14 @@ def require_room(config: RunConfig) -> None:
         require_memory(MIN_HOST_BYTES * n_hosts, **{name: n_hosts})
 
 
-def make_run_task(config: RunConfig) -> Task:
-    """Return the task of a run, with the run's budget."""
-    return replace(_make_task(config), budget=config.budget)
+def make_run_task(config: RunConfig, task: Task | None = None) -> Task:
+    """Return the task of a run, with the run's budget.
+
+    Args:
+        config: Settings of the run.
+        task: The task, if the run was given an object.
+    """
+    return replace(_make_task(config, task), budget=config.budget)
 
 
 def make_task_of_worker(config: RunConfig) -> Task:
@@ -83,25 +96,65 @@ def make_in_worker(name: str, make: Callable[[], Task]) -> Task:
         ) from error
 
 
-def resolve_task(config: RunConfig) -> tuple[RunConfig, Task]:
-    """Make the task of a new run, and let the task's own budget replace a default budget.
+def resolve_task(sourced: SourcedConfig, task: Task | None = None) -> tuple[SourcedConfig, Task]:
+    """Make the task of a new run; its own budget counts where no file or user gave another.
+
+    Args:
+        sourced: The settings.
+        task: The task, if it was given as an object.
 
     Returns:
         The settings and the task, both with the same budget.
     """
-    task = _make_task(config)
-    if config.budget == Budget():
-        return replace(config, budget=task.budget), task
-    return config, replace(task, budget=config.budget)
+    made = _make_task(sourced.config, task)
+    sourced = sourced.with_budget_of_task(made.budget)
+    return sourced, replace(made, budget=sourced.config.budget)
 
 
-def _make_task(config: RunConfig) -> Task:
-    if "n_epochs" in config.task_options:
+def _make_task(config: RunConfig, task: Task | None = None) -> Task:
+    options = config.task_options
+    if "n_epochs" in options:
         raise ConfigError(
-            f"task_options.n_epochs is {config.task_options['n_epochs']!r}; "
-            "set budget.n_epochs instead."
+            f"task_options.n_epochs is {options['n_epochs']!r}; set budget.n_epochs instead "
+            "(--budget.n-epochs)."
         )
-    return make_task(config.task, **config.task_options)
+    if not config.is_of_task_object:
+        return _with_rules(create_task(config.task, options), config)
+    name = config.task.removeprefix(TASK_OBJECT)
+    if task is None or task.name != name:
+        raise TaskError(
+            f"the run's task {name!r} was given as an object, which no file can make again; pass "
+            "it as task=, in Python."
+        )
+    return _with_rules(task, config)
+
+
+def _with_rules(task: Task, config: RunConfig) -> Task:
+    """Return a task with the rules of growth that an ablation changes."""
+    rules: dict[str, Any] = dict(config.ablation.growth)
+    if not rules:
+        return task
+    own: dict[str, Any] = asdict(task.growth or GrowthConfig())
+    for name in rules:
+        require_choice("a name in ablation.growth", name, own)
+    variants = tuple((_with_rules(variant, config), share) for variant, share in task.variants)
+    return replace(task, growth=GrowthConfig(**{**own, **rules}), variants=variants)
+
+
+def task_facts(task: Task) -> dict[str, Any]:
+    """Return what users of a controller should know of the task that it learned on.
+
+    That is whether each host had a price of its own and, if hosts were of many designs, the
+    blueprints that fitted slots in a few draws.
+    """
+    facts: dict[str, Any] = {"draws_price": task.draws_price}
+    if task.draws_designs:
+        found: set[str] = set()
+        for number in range(N_FACT_DRAWS):
+            config = slots((task.sample(number).make_host or task.make_host)(number)).slot_config
+            found |= {name for slot in config.slot_ids for name in config.fits.get(slot, ())}
+        facts["met_blueprints"] = [name for name in BUILTIN_BLUEPRINTS if name in found]
+    return facts
 
 
 def split_evenly(count: int, maximum: int) -> list[int]:
@@ -135,7 +188,7 @@ def make_trial_envs(
 def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:
     """Return the initial policy of a run, for hosts with these slots."""
     generator = torch.Generator().manual_seed(stream_seed(config.seed, "weights"))
-    policy = SlotPolicy(slot_config, config.policy, generator=generator)
+    policy = SlotPolicy(slot_config, config.policy, generator=generator, ablation=config.ablation)
     bias = policy.logit_bias("op")
     for op, name in enumerate(choice_names(slot_config)["op"]):
         bias[op] = FIRST_LOGITS[name]

@@ -76,6 +76,7 @@ class RunParts:
         *,
         growth: GrowthConfig | None,
         slot_config: SlotConfig,
+        task_facts: dict[str, Any],
     ) -> None:
         """Put the parts together.
 
@@ -85,13 +86,14 @@ class RunParts:
             rollout: The hosts, which act with the agent's weights.
             growth: The rules of growth of the task.
             slot_config: The slots of the hosts.
+            task_facts: What users of the controller should know of the task.
         """
         self.config, self.agent, self.rollout = config, agent, rollout
         policy = agent.policy
         assert isinstance(policy, SlotPolicy), "a run trains a policy for growth"
         self.policy = policy
         self.buffer: TamiyoRolloutBuffer = agent.make_buffer(config.envs, config.n_steps)
-        self.growth, self.slot_config = growth, slot_config
+        self.growth, self.slot_config, self.task_facts = growth, slot_config, task_facts
         self.progress = Progress()
         self.tally: RoundTally | None = None
         """The tally of a round whose rollout is complete; None before that."""
@@ -125,6 +127,7 @@ class RunParts:
                 "blueprints": list(self.slot_config.blueprints),
                 "growth": None if self.growth is None else asdict(self.growth),
                 "returns": self.best_returns,
+                "task": self.task_facts,
             },
             "progress": asdict(self.progress),
             "config": write_toml(self.config),

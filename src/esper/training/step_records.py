@@ -199,7 +199,8 @@ def log_probability(
     """Return the log-probability of one action, over the heads that its op reads."""
     heads = HEADS_READ_BY[Op(choices["op"])]
     shares = [probabilities[head][choices[head]] or 0.0 for head in heads]
-    return sum(math.log(share) if share > 0.0 else -math.inf for share in shares)
+    logs = (math.log(share) if share > 0.0 else -math.inf for share in shares)
+    return math.fsum(logs)  # whatever order a set has
 
 
 def _episode_values(env: int, step: CollectedStep, tally: RoundTally) -> dict[str, Any]:

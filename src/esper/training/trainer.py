@@ -22,7 +22,7 @@ from esper.storage.state import State
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
-from esper.training.lessons import N_HOSTS, teach
+from esper.training.lessons import teach
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.records import (
     evaluation_record,
@@ -30,7 +30,7 @@ from esper.training.records import (
     round_record,
     run_record,
 )
-from esper.training.setup import make_agent, make_run_task
+from esper.training.setup import make_agent, make_run_task, task_facts
 from esper.training.shards import ShardedRollout, join_tallies, plan_shards
 from esper.training.signals import Stopped, StopRequest
 from esper.training.state import RunParts
@@ -96,7 +96,12 @@ class Trainer:
         slot_config = self._sample.slot_config
         agent = make_agent(config, slot_config)
         self.parts = RunParts(
-            config, agent, rollout, growth=self.task.growth, slot_config=slot_config
+            config,
+            agent,
+            rollout,
+            growth=self.task.growth,
+            slot_config=slot_config,
+            task_facts=task_facts(self.task.designs[0]),
         )
         self._send_weights()
         self.stopwatch = Stopwatch()
@@ -171,8 +176,9 @@ class Trainer:
         """Let the policy learn from hosts that schedules have grown."""
 
         def show(share: float) -> None:
+            n_hosts = self.config.lesson_hosts
             self._output.show_trial(
-                TrialProgress(arm="lessons", purpose="lessons", n_hosts=N_HOSTS, share=share)
+                TrialProgress(arm="lessons", purpose="lessons", n_hosts=n_hosts, share=share)
             )
 
         teach(self.config, self.task, self.parts.policy, show, self.stop.check)

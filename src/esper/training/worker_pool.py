@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import math
 import multiprocessing
@@ -36,6 +37,8 @@ WAIT_SECONDS = 0.2
 """Longest wait between two checks."""
 HANG_SECONDS, HANG_FACTOR = 60.0, 10.0
 """A worker hangs if it makes no progress for so long, and for so many times the longest job."""
+BEAT_SECONDS = 1.0
+"""Time between two signs that a worker process gives of running."""
 PR_SET_PDEATHSIG = 1
 """Linux's code for the signal that a process gets when its parent ends."""
 
@@ -45,6 +48,10 @@ OnShare = Callable[[float], None]
 
 class WorkerWarning(EsperWarning):
     """A worker was replaced because it made no progress."""
+
+
+FULL_COLLECTION = 50
+"""Collections of young garbage in a worker between two of all; Python's default is 10."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,8 @@ class _Task:
     """Workers that died of it."""
     began: float = 0.0
     heard: float = 0.0
-    """When its share last grew."""
+    """When its share last grew; for the first job of a function, when its worker last ran."""
+    beats: float = 0.0
 
 
 def _show_progress(tasks: Sequence[_Task], on_share: OnShare) -> Callable[[], None]:
@@ -161,6 +169,10 @@ class Worker(Protocol):
 
     def share(self) -> float:
         """Return the share of the current job that is done, as far as is known."""
+        ...
+
+    def beats(self) -> float:
+        """Return a number that grows for as long as the worker runs, whatever it computes."""
         ...
 
     def end(self) -> str:
@@ -248,9 +260,10 @@ class WorkerPool(Pool, ABC):
         if not future.done():
             if (share := worker.share()) > task.share:
                 task.share, task.heard = share, monotonic()
-            if longest is None:
-                return []
-            limit = max(HANG_SECONDS, HANG_FACTOR * longest) * 2**task.deaths
+            # How long a first job may take is unknown, but a worker that is stopped never ends.
+            if longest is None and (beats := worker.beats()) != task.beats:
+                task.beats, task.heard = beats, monotonic()
+            limit = max(HANG_SECONDS, HANG_FACTOR * (longest or 0.0)) * 2**task.deaths
             if monotonic() - task.heard < limit:
                 return []
             how = f"making no progress for {limit:.0f} s"
@@ -289,6 +302,8 @@ def prepare_worker(threads: int, warm_up: str) -> None:
         threads: Threads that PyTorch may use.
         warm_up: A module to import before the first job; empty for none.
     """
+    # Hosts are made of cycles; walking over all of torch's objects took a tenth of the time.
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION)
     warnings.simplefilter("ignore")  # the first process warns of the same things itself
     torch.set_num_threads(threads)
     if warm_up:
@@ -334,7 +349,7 @@ class ProcessWorker:
         context = multiprocessing.get_context("spawn")
         try:
             with _isolated_start():
-                self._share = context.RawValue("d", 0.0)
+                self._share = context.RawArray("d", 2)  # of the job, and the beats
                 self._executor = ProcessPoolExecutor(
                     1, context, _begin_process, (self._share, threads, warm_up)
                 )
@@ -345,7 +360,7 @@ class ProcessWorker:
 
     def submit(self, job: bytes) -> Future[bytes]:
         """Let the process compute a job."""
-        self._share.value = 0.0
+        self._share[0] = 0.0
         try:
             return self._executor.submit(_compute_in_process, job)
         except BrokenExecutor as error:
@@ -355,7 +370,11 @@ class ProcessWorker:
 
     def share(self) -> float:
         """Return the share of the current job that is done."""
-        return self._share.value
+        return self._share[0]
+
+    def beats(self) -> float:
+        """Return the seconds for which the process has run."""
+        return self._share[1]
 
     def end(self) -> str:
         """Kill the process, which may be stopped or busy; return how it ended."""
@@ -386,7 +405,7 @@ def _isolated_start() -> Generator[None]:
 
 
 _share: Any = None
-"""In a worker process, the share of its job that is done, which the first process reads."""
+"""In a worker process, the share of its job that is done and its beats, which the first reads."""
 
 
 def _begin_process(share: Any, threads: int, warm_up: str) -> None:
@@ -405,12 +424,14 @@ def _begin_process(share: Any, threads: int, warm_up: str) -> None:
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker is started by another process"
-    parent.join()
+    while parent.is_alive():
+        parent.join(BEAT_SECONDS)
+        _share[1] += BEAT_SECONDS
     os._exit(1)
 
 
 def _compute_in_process(job: bytes) -> bytes:
     def report(share: float) -> None:
-        _share.value = share
+        _share[0] = share
 
     return compute(job, report)

@@ -83,6 +83,13 @@ def make_pool(
 ) -> Pool:
     """Return what computes a run's shards and trials; see :func:`choose_pool`."""
     n_shards, shards = _describe_shards(config, task)
+    if config.is_of_task_object:
+        if workers or ray_address is not None:
+            raise ConfigError(
+                f"task {task.name!r} is an object, which workers cannot make; name a function "
+                "that makes it, as module:function, or use workers = 0 (--workers 0)."
+            )
+        workers = 0
     work = Workload(
         n_parts=n_shards,
         parts=f"the run has {shards}",

@@ -55,7 +55,7 @@ def test_the_summary_is_shown_in_numbers_and_words(tmp_path: Path) -> None:
 
 def test_evaluations_are_found_in_the_folder_and_below(tmp_path: Path) -> None:
     evidence = make_evidence(
-        make_arm("learned", make_hosts(2, 30, gain=0.1), kind="learned"),
+        make_arm("learned", make_hosts(3, 30, gain=0.1), kind="learned"),
         make_arm("no-growth", make_hosts(1, 30, seed=1)),
     )
     text = evidence_text([evidence])

@@ -138,7 +138,8 @@ def test_a_nan_return_is_none_and_comes_last(tmp_path: Path) -> None:
 def test_without_episodes_the_list_is_empty(tmp_path: Path) -> None:
     with stored(tmp_path, []) as telemetry:
         for order in ("recent", "best", "worst", "typical"):
-            assert episode_list(telemetry, order=order) == {"total": 0, "episodes": []}
+            nothing = {"order": order, "total": 0, "episodes": []}
+            assert episode_list(telemetry, order=order) == nothing
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,22 @@ def test_an_earlier_change_cannot_freeze_what_a_later_one_has_changed() -> None:
     first.freeze_old()
 
 
+def test_gradients_and_momentum_from_before_leave_what_is_frozen_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = Encoder(2, width=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(X).square().mean().backward()
+    optimizer.step()
+    change = esper.deepen(model, by=1, sample_input=X, optimizer=optimizer)
+    change.freeze_old()
+    before = state(model)
+    for _ in range(2):
+        model(X).square().mean().backward()
+        optimizer.step()
+    changed = {name for name, old in before.items() if not torch.equal(state(model)[name], old)}
+    assert changed <= set(change.new_names()) != set()
+
+
 def test_freezing_can_be_lifted() -> None:
     torch.manual_seed(0)
     model = Gated(4)

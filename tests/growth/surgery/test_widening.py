@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from tests.growth.surgery.networks import (
     Joined,
     Mobile,
     Packed,
+    PackedAttention,
     Recurrent,
     ResNet,
     mlp,
@@ -123,6 +125,42 @@ def test_attention_gets_more_heads(way: str, n_heads: int, n_shared: int) -> Non
     assert not torch.allclose(model(x), before, atol=1e-3)
 
 
+class OneHead(nn.Module):
+    """Attention with one head, whose keys may be wider than its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(6, 4) for _ in range(3))
+        self.out = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.softmax(self.queries(x) @ self.keys(x).mT, -1) @ self.values(x)
+        return self.out(y)
+
+
+@pytest.mark.parametrize("n_positions", [1, 3])
+def test_a_sample_of_equal_positions_does_not_pass_one_head_for_many(n_positions: int) -> None:
+    torch.manual_seed(0)
+    model, x = OneHead().double(), torch.randn(2, 5, 6, dtype=torch.float64)
+    equal = torch.randn(2, 1, 6, dtype=torch.float64).expand(2, n_positions, 6)
+    before = model(x)
+    with pytest.raises(SurgeryError, match=r"queries: it writes attention heads, but"):
+        esper.widen(model, 2.0, sample_input=equal, at="queries")
+    with contextlib.suppress(SurgeryError):  # its values are plain units
+        esper.widen(model, 2.0, sample_input=equal)
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+
+
+def test_heads_are_found_although_all_positions_of_the_sample_are_equal() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 7, 6, dtype=torch.float64)
+    model = Attention(2, 2, "apart").double()
+    before = model(x)
+    esper.widen(model, 2.0, sample_input=x[:, :1].expand(4, 7, 6))
+    assert torch.allclose(model(x), before, rtol=0.0, atol=1e-10)
+    assert shapes(model) == shapes(Attention(4, 4, "apart"))
+
+
 @pytest.mark.parametrize("way", ["measured", "sinks"])
 def test_heads_that_are_reshaped_by_their_size_become_more(way: str) -> None:
     torch.manual_seed(0)
@@ -183,12 +221,16 @@ def test_heads_whose_size_follows_from_the_width_say_why_there_cannot_be_more(wa
     for options in ({}, {"at": "blocks.1.qkv"}):
         with pytest.raises(SurgeryError, match=r"qkv: it writes attention heads, but .*fixed"):
             esper.widen(Packed(way), 2.0, sample_input=x, **options)
+    last = nn.Sequential(PackedAttention(way, HeadCounts(2)))
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), last)
+    with pytest.raises(SurgeryError, match=r"3\.0\.qkv: it writes attention heads"):
+        esper.widen(model, 2.0, sample_input=x, at="3")
 
 
 def test_multihead_attention_says_why_it_cannot_get_more_heads() -> None:
     layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
     model = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
-    with pytest.raises(SurgeryError, match=r"self_attn: the heads of nn\.MultiheadAttention"):
+    with pytest.raises(SurgeryError, match=r"self_attn: nn\.MultiheadAttention keeps"):
         esper.widen(model, 2.0, sample_input=torch.randn(2, 4, 8), at="layers.1.self_attn")
 
 
@@ -447,6 +489,22 @@ def test_a_model_that_cannot_be_widened_says_why_and_stays_as_it_is(
         assert torch.equal(tensor, before[name])
 
 
+def test_equal_blocks_become_wider_though_the_first_is_also_called_elsewhere() -> None:
+    torch.manual_seed(0)
+    model, x = Encoder(4), torch.randn(2, 5)
+    first, head = model.blocks[0].mlp[0], model.head
+    model.head = nn.Identity()
+    model.register_forward_hook(lambda _, __, y: head(y + first(y).sum(-1, keepdim=True)))
+    before = model(x)
+    change = esper.widen(model, 2.0, sample_input=x, at="blocks")
+    assert torch.allclose(model(x), before, atol=1e-6)
+    assert [block.mlp[0].out_features for block in model.blocks] == [8, 16, 16, 16]
+    assert [row.members for row in change.places] == [3]
+    change.undo()
+    with pytest.raises(SurgeryError, match="called 2 times"):
+        esper.widen(model, 2.0, sample_input=x, at="blocks.0.mlp")
+
+
 def test_tied_weights_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
     model[2].weight = model[0].weight
@@ -462,6 +520,8 @@ def test_tied_weights_are_left_alone() -> None:
         ({"factor": float("nan")}, "factor is nan"),
         ({"sample_input": None}, "sample_input"),
         ({"sample_input": torch.randn(2, 4)}, "sample_input"),
+        ({"sample_input": torch.empty(0, 5)}, "no floating-point tensor with values"),
+        ({"sample_input": torch.full((2, 5), float("nan"))}, "NaN on this sample_input"),
         ({"at": "nowhere"}, "'nowhere'.*0>2"),
         ({"at": "1"}, "'1' cannot be widened. It computes no units.*0>2"),
         ({"at": ["0>3"]}, "0>2"),
@@ -470,6 +530,7 @@ def test_tied_weights_are_left_alone() -> None:
         ({"optimizer": "adam"}, "optimizer is"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, "SGD"),
         ({"ema": 3}, "ema is"),
+        ({"generator": 3}, "generator is an int"),
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], named: str) -> None:

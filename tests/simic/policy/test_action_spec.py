@@ -66,6 +66,8 @@ def test_any_table_becomes_a_specification_once_its_op_row_is_true(
         ({"sizes": (2, 1.5)}, r"'a' has size 1\.5"),
         ({"op_head": "opp"}, "Did you mean 'op'"),
         ({"relevance": ((True, True),)}, "has 1 rows"),
+        ({"relevance": ()}, r"relevance is empty; .*ActionSpec\.independent"),
+        ({"op_head": None}, r"must be one of op, a\. .*ActionSpec\.independent"),
         ({"relevance": ((True,), (True, True))}, "row 0 has 1 entries"),
     ],
 )

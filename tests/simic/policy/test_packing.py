@@ -64,7 +64,7 @@ def test_the_gradient_of_a_rollout_does_not_depend_on_how_it_is_laid_out(ends: f
         ((batch, _),) = rollout.minibatches(torch.Generator())
         loss, _ = agent.loss(batch.evaluate(agent.policy))
         gradients.append(torch.autograd.grad(loss, list(agent.policy.parameters())))
-        shapes.append(batch.observations.shape[:2])  # type: ignore[union-attr]
+        shapes.append(batch.inputs.shape[:2])  # type: ignore[union-attr]
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-5)
     assert ends == 0.0 or shapes[1][0] < shapes[0][0]
 

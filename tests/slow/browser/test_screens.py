@@ -287,13 +287,17 @@ def test_smoothing_draws_means_and_keeps_the_numbers(
     assert chart.locator("tbody td").first.inner_text() in ("", shown(known[-1]))
 
 
-def test_a_question_mark_shows_the_keys(served: Dashboard, visit: Visit) -> None:
+def test_a_question_mark_shows_keys_and_words(served: Dashboard, visit: Visit) -> None:
     visitor = visit()
     visitor.open(served.link)
     visitor.find("run-row").first.wait_for()
     visitor.page.keyboard.press("?")
-    help_ = visitor.page.get_by_role("dialog", name="Keyboard shortcuts")
+    help_ = visitor.page.get_by_role("dialog", name="Help")
     help_.get_by_text("play or pause").wait_for()
+    help_.get_by_role("searchbox").fill("embargo")
+    help_.get_by_text("slot stays closed").wait_for()
+    help_.get_by_text("A recipe for a seed").wait_for(state="detached")
+    visitor.page.keyboard.press("Escape")  # empties the box
     visitor.page.keyboard.press("Escape")
     help_.wait_for(state="detached")
 

@@ -226,7 +226,7 @@ def test_the_shipped_controller_is_shown_with_its_name_and_version(
     monkeypatch.setattr(saved_files, "SHIPPED_FOLDER", tmp_path)
     save_controller(replace(fresh_controller(), name="universal", esper="0.2.7"), tmp_path)
     shipped = load_shipped()
-    assert shipped.label == "shipped (universal, 0.2)"
+    assert shipped.label == "learned (universal, 0.2)"
     assert shipped.make(SlotConfig(("a",))).name == shipped.label
     assert load_saved(tmp_path).label == "universal"
     again = load_saved(save_controller(shipped, tmp_path / "copy"))

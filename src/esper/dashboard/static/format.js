@@ -71,21 +71,21 @@ export function parameters(host, seeds) {
   return `${count(host)} + ${seeds > 0 && seeds < 10 ? number(seeds, 1) : count(seeds)}`;
 }
 
-/** Gives a whole number with its thousands set apart. */
+/** Gives a whole number with commas between its thousands. */
 export function whole(value) {
-  return isNumber(value) ? Math.round(value).toLocaleString("en").replaceAll(",", "\u202f") : UNKNOWN;
+  return isNumber(value) ? Math.round(value).toLocaleString("en") : UNKNOWN;
 }
 
 /** Gives a share in percent. */
 export function percent(value, digits = 0) {
-  return isNumber(value) ? `${unsignedZero((100 * value).toFixed(digits)).replace("-", "−")} %` : UNKNOWN;
+  return isNumber(value) ? `${unsignedZero((100 * value).toFixed(digits)).replace("-", "−")}%` : UNKNOWN;
 }
 
 /** Gives a probability in percent; one that is almost zero or almost one says so. */
 export function probability(value) {
   if (!isNumber(value)) return UNKNOWN;
-  if (value > 0 && value < 0.0005) return "< 0.1 %";
-  if (value < 1 && value > 0.9995) return "> 99.9 %";
+  if (value > 0 && value < 0.0005) return "< 0.1%";
+  if (value < 1 && value > 0.9995) return "> 99.9%";
   return percent(value, value < 0.0995 ? 1 : 0);
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from esper.dashboard.views.values import Row, finite
+from esper.storage.files import MALFORMED
 
 SUMMARY_FILE, EVALUATION_FILE = "summary.json", "evaluation.json"
 
@@ -71,7 +72,7 @@ def read_final_verdict(place: Path, problems: list[str]) -> ComparisonView | Non
             "sentences": [str(one) for one in verdict["sentences"]],
             "notes": [str(one) for one in verdict["notes"]],
         }
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, *MALFORMED):
         problems.append(f"{path.name} is damaged; delete it and resume the run.")
         return None
 
@@ -111,7 +112,7 @@ def _read_evaluations(place: Path, problems: list[str]) -> list[EvaluationView]:
         name = path.relative_to(place).as_posix()
         try:
             found += [evaluation_view(*pair, name) for pair in read_verdicts(path)]
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
+        except (OSError, *MALFORMED):
             problems.append(f"{name} is damaged or of another version; run esper evaluate again.")
     return found
 

@@ -83,7 +83,7 @@ def episode_list(
         values |= {"limit": limit, "offset": offset}
         sql = f"{_SELECT} WHERE {where} ORDER BY {by}"
         rows = telemetry.select(f"{sql} LIMIT :limit OFFSET :offset", **values)
-        return {"total": total, "episodes": _episodes(telemetry, rows)}
+        return {"order": order, "total": total, "episodes": _episodes(telemetry, rows)}
 
 
 def ended_episode(telemetry: RunTelemetry, env: int, episode: int) -> Episode | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from esper.dashboard.views.comparison import NO_RESULTS, read_final_verdict
 from esper.dashboard.views.run import run_of
 from esper.dashboard.views.values import Row, finite
+from esper.storage.files import MALFORMED, open_file, parse_json
 from esper.storage.run_folder import ACTIVITY_FILE
 from esper.telemetry import RunTelemetry
 
@@ -87,10 +87,10 @@ def read_activity(run_path: str | os.PathLike[str]) -> Row | None:
     """Return the lessons or the trial that a running run is at, or None."""
     text = _read_text(Path(run_path) / ACTIVITY_FILE)
     try:
-        found = json.loads(text or "null")
+        found = parse_json(text or "null")
         read: Row = {name: kind(found[name]) for name, kind in _ACTIVITY.items()}
         return read | {"share": min(1.0, max(0.0, read["share"]))}
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except MALFORMED:
         return None
 
 
@@ -101,10 +101,9 @@ def read_notes(run_path: str | os.PathLike[str]) -> str | None:
 
 def _read_text(path: Path) -> str | None:
     """Return the beginning of a file, or None if it is empty, missing or not a file."""
-    if not path.is_file():  # reading anything else, such as a pipe, may never end
-        return None
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_CHARACTERS).strip() or None
+        with open_file(path) as file:
+            text = file.read(4 * MAX_CHARACTERS).decode("utf-8", "replace")
+            return text[:MAX_CHARACTERS].strip() or None
     except OSError:
         return None

@@ -4,8 +4,7 @@ Most are modules beside a block. Such a blueprint's builder takes a
 :class:`~esper.growth.sites.SlotSite` and returns a module with one tensor argument: a *serial* seed
 reads the block's output, a *parallel* seed the block's input. The module returns a change to the
 block's output, in the shape of that output, and must return zeros before training. Others add units
-or blocks to the model's own layers. Other packages register blueprints in the entry point group
-``esper.blueprints``.
+or blocks to the model's own layers.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from torch import nn
 
-from esper.config.catalogue import BLUEPRINT_GROUP, BLUEPRINTS, BlueprintFacts
+from esper.config.catalogue import BLUEPRINTS
 from esper.errors import SlotError, blame_user_code, did_you_mean, type_of
 from esper.growth.sites import SiteKind, SlotSite, TensorKind
 
@@ -79,12 +77,6 @@ class Blueprint:
     share: float = 0.0
     """Units that it adds, relative to those that there are."""
 
-    @property
-    def facts(self) -> BlueprintFacts:
-        """What a list shows of it."""
-        kinds = tuple(_word(kind) for kind in TensorKind if kind in self.kinds)
-        return BlueprintFacts(kinds, self.form.value, self.summary)
-
     def why_not(self, site: SlotSite) -> str | None:
         """Return why the blueprint does not fit a site, or None if it does."""
         if self.grows != site.what:
@@ -143,7 +135,6 @@ def _word(kind: TensorKind) -> str:
 
 
 _REGISTRY: dict[str, Blueprint] = {}
-_is_discovered = False
 
 
 def register_blueprint(blueprint: Blueprint) -> Blueprint:
@@ -172,13 +163,12 @@ def register_blueprint(blueprint: Blueprint) -> Blueprint:
 
 
 def blueprint_names() -> tuple[str, ...]:
-    """Return the names of all blueprints: built-in ones first, then those of other packages.
+    """Return the names of all blueprints: built-in ones first.
 
     Examples:
         >>> "widen_small" in esper.blueprint_names()
         True
     """
-    _discover()
     return tuple(_REGISTRY)
 
 
@@ -188,7 +178,6 @@ def find_blueprint(name: str) -> Blueprint:
     Raises:
         SlotError: If there is none.
     """
-    _discover()
     if name not in _REGISTRY:
         hint = did_you_mean(name, _REGISTRY)
         raise SlotError(
@@ -200,31 +189,3 @@ def find_blueprint(name: str) -> Blueprint:
 def fitting_blueprints(site: SlotSite, names: Iterable[str]) -> tuple[str, ...]:
     """Return the named blueprints that fit a site."""
     return tuple(name for name in names if find_blueprint(name).why_not(site) is None)
-
-
-def _discover() -> None:
-    """Register the blueprints of other packages, once."""
-    global _is_discovered
-    if _is_discovered:
-        return
-    _is_discovered = True  # set first, because loading a package may look up blueprints
-    try:
-        found = [_load(entry) for entry in entry_points(group=BLUEPRINT_GROUP)]
-    except SlotError:
-        _is_discovered = False
-        raise
-    for blueprint in found:
-        register_blueprint(blueprint)
-
-
-def _load(entry: EntryPoint) -> Blueprint:
-    what = f"entry point {entry.name!r} of group {BLUEPRINT_GROUP!r}"
-    try:
-        loaded = entry.load()
-    except Exception as error:
-        raise SlotError(
-            f"{what} cannot be loaded ({error}); fix or remove {entry.value!r}."
-        ) from error
-    if not isinstance(loaded, Blueprint):
-        raise SlotError(f"{what} is {type_of(loaded)}; it must be an esper.Blueprint.")
-    return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,58 +35,54 @@ def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> None:
     A parameter of a copied block joins the group of the one that it is a copy of.
     """
     for optimizer in optimizers:
-        groups = optimizer.param_groups
-        before = [list(group["params"]) for group in groups]
-        state = dict(optimizer.state)
-
-        def restore(
-            optimizer: Optimizer = optimizer,
-            before: list[list[Tensor]] = before,
-            state: dict[Tensor, Any] = state,
-        ) -> None:
-            for group, members in zip(optimizer.param_groups, before, strict=True):
-                group["params"][:] = members
-            optimizer.state.clear()
-            optimizer.state.update(state)
-
-        edits.on_undo(restore)
+        lists: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
+        edits.on_undo(
+            partial(_restore, optimizer, [list(own) for own in lists], {**optimizer.state})
+        )
+        homes = {id(member): own for own in lists for member in own}
         for each in edits.replaced:
-            for group in groups:
-                _carry(optimizer, group["params"], each)
+            if each.old is not None and (own := homes.get(id(each.old))) is not None:
+                _put(own, each.old, each.new)
+                if each.old in optimizer.state:
+                    optimizer.state[each.new] = _padded(optimizer.state.pop(each.old), each)
+            elif (own := homes.get(id(each.like))) is not None and id(each.new) not in homes:
+                own.append(each.new)
+            else:
+                continue
+            homes[id(each.new)] = own
         for dropped in edits.dropped:
             optimizer.state.pop(dropped, None)
-            for group in groups:
-                group["params"][:] = [p for p in group["params"] if p is not dropped]
-        for group in groups:
-            _sort_new(group["params"], edits)
+            if (own := homes.get(id(dropped))) is not None:
+                own[:] = [member for member in own if member is not dropped]
+        if any(each.old is None for each in edits.replaced):
+            for own in lists:
+                _sort(own, edits.model)
 
 
-def _carry(optimizer: Optimizer, members: list[Tensor], change: Replacement) -> None:
-    for index, member in enumerate(members):
-        if member is change.old:
-            members[index] = change.new
-            if member in optimizer.state:
-                optimizer.state[change.new] = _padded(optimizer.state.pop(member), change)
-        elif member is change.like and not _is_in(change.new, members):
-            members.append(change.new)
+def _restore(
+    optimizer: Optimizer, before: Sequence[list[Tensor]], state: dict[Tensor, Any]
+) -> None:
+    for group, members in zip(optimizer.param_groups, before, strict=True):
+        group["params"][:] = members
+    optimizer.state.clear()
+    optimizer.state.update(state)
 
 
-def _sort_new(members: list[Tensor], edits: Edits) -> None:
-    """Put the model's parameters in its order, as in an optimizer that is built for it now.
+def _put(members: list[Tensor], old: Tensor, new: Tensor) -> None:
+    """Replace a tensor in a list by identity, because tensors compare by value."""
+    members[next(k for k, member in enumerate(members) if member is old)] = new
+
+
+def _sort(members: list[Tensor], model: nn.Module) -> None:
+    """Put a model's parameters in its order, as in an optimizer that is built for it now.
 
     Optimizers number parameters by their order, so a saved state fits then.
     """
-    if not any(each.old is None and _is_in(each.new, members) for each in edits.replaced):
-        return
-    order = {id(parameter): k for k, parameter in enumerate(edits.model.parameters())}
+    order = {id(parameter): k for k, parameter in enumerate(model.parameters())}
     places = [index for index, member in enumerate(members) if id(member) in order]
     own = sorted((members[index] for index in places), key=lambda member: order[id(member)])
     for index, member in zip(places, own, strict=True):
         members[index] = member
-
-
-def _is_in(tensor: Tensor, members: Sequence[Tensor]) -> bool:
-    return any(member is tensor for member in members)
 
 
 def _padded(state: dict[str, Any], change: Replacement) -> dict[str, Any]:
@@ -97,7 +94,7 @@ def _padded(state: dict[str, Any], change: Replacement) -> dict[str, Any]:
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.numel() == 1:
             found[name] = value
-        elif value.shape == change.old.shape:  # pyright: ignore[reportOptionalMemberAccess]
+        elif change.old is not None and value.shape == change.old.shape:
             found[name] = change.carry(value)
         else:
             return {}

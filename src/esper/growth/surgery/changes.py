@@ -7,8 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +15,14 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from esper.errors import SurgeryError
+from esper.config.checks import rejects_unknown
+from esper.errors import SurgeryError, type_of
 from esper.formatting import html_lines, html_table
 from esper.growth.dry_run import SampleInput
 from esper.growth.modules import count_parameters
-from esper.growth.surgery.edits import Edits, OldIndices
+from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.operations import At, ChangedPlace, Deepening, Operation, Plan, Widening
+from esper.growth.surgery.runs import Runs, composed, gaps
 
 Start = Literal["zero", "copy"]
 STARTS: tuple[Start, ...] = ("zero", "copy")
@@ -31,11 +32,13 @@ STARTS: tuple[Start, ...] = ("zero", "copy")
 class _Novelty:
     """What is new in a parameter."""
 
-    old: OldIndices | None
+    old: Runs | None
     """Where its old entries are, by axis; None if all of it is new."""
     version: int
     """Its version when that was so; one that was trained since is old in a later change."""
 
+
+_OPTIMIZER_LOST = "No optimizer was given: one made before does not train what has changed."
 
 _NEW: Any = WeakTensorKeyDictionary()
 """The novelty of every parameter that is new or has new entries."""
@@ -62,6 +65,7 @@ class Change:
         n_new: int,
         difference: float,
         notes: Sequence[str] = (),
+        has_optimizer: bool = True,
     ) -> None:
         self.n_new = n_new
         """Number of parameters that were added."""
@@ -69,8 +73,9 @@ class Change:
         """What grew."""
         self.difference = difference
         """Largest difference of the outputs before and after, relative to the largest output."""
-        self.notes = tuple(notes)
-        """What was left as it is, and why."""
+        self.notes = (*notes, *_frozen_note(edits[0]))
+        """What to know about it, such as what was left as it is, and why."""
+        self._has_optimizer = has_optimizer
         self._edits = list(edits)
         self._model = edits[0].model
         self._versions = self._current_versions()
@@ -97,7 +102,10 @@ class Change:
             old = self._new.get(id(parameter))
             if old is not None:
                 shape = parameter.shape
-                found[name] = {axis: _gaps(index, shape[axis]) for axis, index in old.items()}
+                found[name] = {
+                    axis: [(start, start + length) for start, length in gaps(runs, shape[axis])]
+                    for axis, runs in old.items()
+                }
         return found
 
     def freeze_old(self) -> None:
@@ -109,8 +117,10 @@ class Change:
         of the model is not frozen in this way. Running statistics of batch norms go on.
 
         Raises:
-            SurgeryError: If a later change knows more of what is new.
+            SurgeryError: If the change has been undone, or a later one knows more of what is new.
         """
+        if not self._edits:
+            raise SurgeryError("this change has been undone, so nothing of it is left to train.")
         own = {id(parameter) for parameter in self._model.parameters()}
         if not self._new.keys() <= own:
             raise SurgeryError(
@@ -121,7 +131,7 @@ class Change:
         self._freeze = _Freeze(self._model, self._new)
 
     def unfreeze_old(self) -> None:
-        """Let what :meth:`freeze_old` has frozen train again."""
+        """Let what :meth:`freeze_old` has frozen train again; do nothing if nothing is."""
         if self._freeze is not None:
             self._freeze.lift()
             self._freeze = None
@@ -166,11 +176,15 @@ class Change:
         return "\n".join([*lines, *self._sentences(is_done=is_done)])
 
     def __repr__(self) -> str:
-        return self.describe()
+        return "\n".join([self.describe(), *self._warnings()])
 
     def _repr_html_(self) -> str:
         table = html_table(_HEADERS, map(_cells, self.places), n_left=1)
-        return table + html_lines(self._sentences())
+        return table + html_lines([*self._sentences(), *self._warnings()])
+
+    def _warnings(self) -> list[str]:
+        is_lost = not self._has_optimizer and bool(self._edits)
+        return [_OPTIMIZER_LOST] if is_lost else []
 
     def _sentences(self, *, is_done: bool = True) -> list[str]:
         before, after = self._n_after - self.n_new, self._n_after
@@ -185,6 +199,7 @@ class Change:
         return {id(p): p._version for p in self._model.parameters()}
 
 
+@rejects_unknown("widen")
 def widen(
     model: nn.Module,
     factor: float = 2.0,
@@ -225,10 +240,13 @@ def widen(
     """
     if not isinstance(factor, (int, float)) or not 1.0 < factor < math.inf:
         raise SurgeryError(f"factor is {factor!r}; it must be a number above 1, such as 2.0.")
+    if not isinstance(generator, (torch.Generator, type(None))):
+        raise SurgeryError(f"generator is {type_of(generator)}; it must be a torch.Generator.")
     operation = Operation(model, sample_input, optimizer, ema)
     return _run(operation, Widening(operation, factor, generator), at)
 
 
+@rejects_unknown("deepen")
 def deepen(
     model: nn.Module,
     by: int | None = None,
@@ -289,6 +307,7 @@ def _run(operation: Operation, plan: Plan, at: At) -> Change:
         n_new=result.n_new,
         difference=result.difference,
         notes=result.notes,
+        has_optimizer=operation.has_optimizer,
     )
 
 
@@ -301,9 +320,25 @@ def _cells(row: ChangedPlace) -> tuple[str, ...]:
     return (name, *sizes, f"{row.parameters:,}")
 
 
-def _find_new(edits: Edits) -> dict[int, OldIndices | None]:
+def _frozen_note(edits: Edits) -> list[str]:
+    """Return what to say if parameters with new entries are frozen."""
+    frozen = [
+        each.name
+        for each in edits.replaced
+        if isinstance(each.new, nn.Parameter) and not each.new.requires_grad
+    ]
+    if not frozen:
+        return []
+    more = f" and {len(frozen) - 2} more" if len(frozen) > 2 else ""
+    return [
+        f"New parts of {', '.join(frozen[:2])}{more} do not train, because their layers are "
+        "frozen; change.freeze_old() trains all that is new, and only that."
+    ]
+
+
+def _find_new(edits: Edits) -> dict[int, Runs | None]:
     """Return where old entries are in each parameter with new ones, by identity, and note it."""
-    found: dict[int, OldIndices | None] = {}
+    found: dict[int, Runs | None] = {}
     for parameter in edits.model.parameters():
         known = _known(parameter)
         if known is not None:
@@ -313,8 +348,8 @@ def _find_new(edits: Edits) -> dict[int, OldIndices | None]:
             known = None if each.old is None else _known(each.old)
             if each.old is None or (known is not None and known.old is None):
                 found[id(each.new)] = None
-            elif indices := _composed({} if known is None else known.old or {}, each.indices):
-                found[id(each.new)] = indices
+            elif runs := composed({} if known is None else known.old or {}, each.runs):
+                found[id(each.new)] = runs
     for parameter in edits.model.parameters():
         if id(parameter) in found:
             _NEW[parameter] = _Novelty(found[id(parameter)], parameter._version)
@@ -327,31 +362,21 @@ def _known(parameter: Tensor) -> _Novelty | None:
     return known if known is not None and known.version == parameter._version else None
 
 
-def _composed(first: OldIndices, second: OldIndices) -> OldIndices:
-    """Return where entries are after two changes of a tensor."""
-    found = {**first, **second}
-    return found | {axis: second[axis][first[axis]] for axis in first.keys() & second.keys()}
-
-
-def _gaps(index: Tensor, size: int) -> list[tuple[int, int]]:
-    """Return the runs of numbers below a size that an ascending index leaves out."""
-    ends = [-1, *cast("list[int]", index.tolist()), size]
-    return [(low + 1, high) for low, high in pairwise(ends) if high > low + 1]
-
-
 class _Freeze:
     """Keeps what is old in a model as it is, whatever trains it."""
 
-    def __init__(self, model: nn.Module, new: Mapping[int, OldIndices | None]) -> None:
+    def __init__(self, model: nn.Module, new: Mapping[int, Runs | None]) -> None:
         self._was_trained = [(p, p.requires_grad) for p in model.parameters()]
         self._old: dict[int, tuple[Tensor, Tensor]] = {}
         # The hooks of gradients keep this object alive as long as the parameters.
         self._handles: list[Any] = []
         for parameter, _ in self._was_trained:
             parameter.requires_grad_(id(parameter) in new)
-            indices = new.get(id(parameter))
-            if indices is not None:
-                is_old = _old_entries(parameter, indices)
+            if id(parameter) not in new:
+                parameter.grad = None  # an optimizer would still use it
+            runs = new.get(id(parameter))
+            if runs is not None:
+                is_old = _old_entries(parameter, runs)
                 self._old[id(parameter)] = is_old, parameter.detach()[is_old].clone()
                 self._handles.append(parameter.register_hook(partial(self._mask, is_old)))
         reference = weakref.ref(self)
@@ -382,11 +407,10 @@ class _Freeze:
                 parameter[is_old] = values
 
 
-def _old_entries(parameter: Tensor, indices: OldIndices) -> Tensor:
+def _old_entries(parameter: Tensor, runs: Runs) -> Tensor:
     """Return a mask of the entries of a parameter that are old."""
-    is_old = torch.ones_like(parameter, dtype=torch.bool)
-    for axis, index in indices.items():
-        along = torch.zeros(parameter.shape[axis], dtype=torch.bool, device=parameter.device)
-        along[index] = True
-        is_old &= along.reshape([-1 if k == axis else 1 for k in range(parameter.ndim)])
-    return is_old
+    is_new = torch.zeros_like(parameter, dtype=torch.bool)
+    for axis, own in runs.items():
+        for start, length in gaps(own, parameter.shape[axis]):
+            is_new.narrow(axis, start, length).fill_(True)
+    return ~is_new

@@ -271,6 +271,11 @@ def _with_fields(config: Any, fields: Sequence[_Field]) -> Any:
     return twin
 
 
+def copy_configuration(edits: Edits, model: nn.Module) -> None:
+    """Let the configuration of a model's copy, such as a moving average, be that of the model."""
+    _set_fields(edits, edits.model, model)
+
+
 def _set_fields(edits: Edits, before: nn.Module, after: nn.Module) -> None:
     """Set what differs between two built models in the configurations of all modules."""
     modules = [named_modules(each) for each in (edits.model, before, after)]

@@ -157,8 +157,11 @@ def fans_of(module: nn.Module, tensor: Tensor) -> tuple[int, int]:
     """
     if not is_writer(module) and not is_keeper(module):
         return 1, 1
-    if is_recurrent(module) or type(module) is nn.Embedding:
-        return tensor.shape[-1], tensor.shape[-1]  # torch's bound of both depends on the width
+    if is_recurrent(module):  # torch's bound of all depends on the number of hidden units
+        n_units = tensor.shape[0] // _GATES[type(module)]
+        return n_units, n_units
+    if type(module) is nn.Embedding:
+        return tensor.shape[-1], tensor.shape[-1]
     n_taps = tensor[0, 0].numel()
     n_out, n_in = tensor.shape[:2]
     if is_transposed_linear(module):

@@ -16,8 +16,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from esper.errors import SurgeryError, did_you_mean, summarize_error, type_of
-from esper.growth.dry_run import SampleInput, call_model, tensors_in
+from esper.errors import SurgeryError, did_you_mean, message_of, type_of
+from esper.growth.dry_run import SampleInput, call_model, tensors_in, why_it_fails
 from esper.growth.host_slots import own_slots, unwrapped
 from esper.growth.modules import (
     count_parameters,
@@ -32,15 +32,17 @@ from esper.growth.surgery.blocks import add_blocks, find_block_lists, outer_list
 from esper.growth.surgery.carrying import as_list, carry_optimizers, own_module
 from esper.growth.surgery.configuration import (
     SizeChange,
+    copy_configuration,
     find_sizes,
     follow_sizes,
     has_configuration,
     rebuilt,
     require_valid,
 )
-from esper.growth.surgery.edits import Edits, add_units
+from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.places import STAR, BlockList, Group, group_places, matches
 from esper.growth.surgery.tracing import PlaceFinder, largest_difference, tolerance_for
+from esper.growth.surgery.units import add_units
 from esper.modes import evaluation_mode
 
 At = str | Sequence[str] | None
@@ -48,6 +50,11 @@ At = str | Sequence[str] | None
 
 MAX_LEFT_OUT = 4
 """With more groups, it is not tried which of them to leave out; each try takes a while."""
+
+HEADS_NOTE = (
+    "Attention heads were added: a class that computes their size from its width cannot be built "
+    "with so many; name the MLPs in at= to leave heads alone."
+)
 
 N_SEEDS = 16
 """Seeds with which a model that draws random numbers must return the same."""
@@ -135,6 +142,12 @@ class Widening(Plan):
         self.groups = group_places(operation.model, finder.find_all())
         self.problems = finder.problems
         self._factor, self._generator = factor, generator
+        kind = type(operation.model)
+        if kind.__module__.startswith("torch.nn.") and not any(operation.model.children()):
+            self.needs = (
+                f"it is a single layer, nn.{kind.__name__}, whose outputs no other layer reads; "
+                "wrap it in a module together with the layer that reads it"
+            )
 
     def members(self, group: Group) -> list[Group]:
         """Return each place of a group alone."""
@@ -159,8 +172,9 @@ class Widening(Plan):
         n_new = 0
         for each in edits.replaced:
             if each.name in axes and isinstance(each.new, nn.Parameter):
+                assert each.old is not None, "the tensor has got more entries"
                 old = [
-                    len(each.indices[axis]) if axis in axes[each.name] else size
+                    each.old.shape[axis] if axis in axes[each.name] else size
                     for axis, size in enumerate(each.new.shape)
                 ]
                 n_new += each.new.numel() - math.prod(old)
@@ -265,6 +279,7 @@ class Operation:
         self.model = unwrapped(model)
         self.sample_input: Any = sample_input
         self._optimizers: list[Optimizer] = as_list(optimizer, Optimizer, "optimizer")
+        self.has_optimizer = bool(self._optimizers)
         self._averages = [own_module(each) for each in as_list(ema, nn.Module, "ema")]
         own = {id(p) for p in self.model.parameters()}
         for each in self._optimizers:
@@ -274,17 +289,10 @@ class Operation:
                     f"{type(self.model).__name__}; give the one that trains it."
                 )
         self._draws_numbers = False
+        self._rejection = ""
+        """Why the last configuration that was tried is invalid, as its class says it."""
         self._before = self._run_model()
-        if not self._before:
-            raise SurgeryError(
-                f"{type(self.model).__name__} returns no floating-point tensor, by itself or in a "
-                "tuple, list or dictionary, so nothing can be compared; let it return its logits."
-            )
-        if any(self._differs(seed) for seed in range(1, N_SEEDS if self._draws_numbers else 2)):
-            raise SurgeryError(
-                f"{type(self.model).__name__} returns other values each time that it is run, so "
-                "nothing can be compared; switch off what is random in it."
-            )
+        self._require_comparable()
 
     def run(self, plan: Plan, at: At) -> Result:
         """Change what is named, compare the outputs, and carry along what follows the model.
@@ -292,7 +300,7 @@ class Operation:
         Raises:
             SurgeryError: If nothing can be changed, or the outputs would change.
         """
-        chosen, notes = _select(plan, at, self.model), list[str]()
+        chosen, notes = select(plan, at, self.model), list[str]()
         n_before = count_parameters(self.model)
         edits = list[Edits]()
         try:
@@ -309,13 +317,35 @@ class Operation:
             for average in self._averages:
                 edits.append(Edits(average))
                 plan.apply(edits[-1], chosen, named_tensors(self.model))
+                copy_configuration(edits[-1], self.model)
         except BaseException:
             for each in reversed(edits):
                 each.undo()
             raise
         rows = [plan.row(each, edits[0]) for each in chosen]
+        if any(row.unit == "heads" for row in rows) and not has_configuration(self.model):
+            notes.append(HEADS_NOTE)
         n_new = count_parameters(self.model) - n_before
         return Result(edits, rows, n_new, difference, notes)
+
+    def _require_comparable(self) -> None:
+        """Raise if the outputs on the sample would not show a difference."""
+        name = type(self.model).__name__
+        if not any(output.numel() for output in self._before):
+            raise SurgeryError(
+                f"{name} returns no floating-point tensor with values, by itself or in a tuple, "
+                "list or dictionary, so nothing can be compared; let it return its logits."
+            )
+        if any(bool(output.isnan().any()) for output in self._before):
+            raise SurgeryError(
+                f"{name} returns NaN on this sample_input, so nothing can be compared; give a "
+                "batch, and weights, that it returns numbers for."
+            )
+        if any(self._differs(seed) for seed in range(1, N_SEEDS if self._draws_numbers else 2)):
+            raise SurgeryError(
+                f"{name} returns other values each time that it is run, so nothing can be "
+                "compared; switch off what is random in it."
+            )
 
     def _fit_configuration(
         self, plan: Plan, chosen: Sequence[Any], *, is_named: bool
@@ -341,7 +371,7 @@ class Operation:
                     own += part
             if len(own) > len(kept):
                 best, kept = variant, own
-        others = ", ".join(each.name for each in chosen if each not in kept)
+        others = ", ".join(each.name for each in chosen if each not in kept) + self._rejection
         if is_named:
             note = (
                 f"The configuration cannot express {others}, so from_pretrained cannot load the "
@@ -386,7 +416,8 @@ class Operation:
             twin = rebuilt(self.model)
             own, other = self._run_model(), self._run_model(twin)
         # A class may be built or loaded in a way of its own; then nothing is known.
-        except Exception:
+        except Exception as error:
+            self._rejection = f" ({message_of(error.__cause__ or error).rstrip('.')})"
             return False
         finally:
             for tensor, value in zip(new, values, strict=True):
@@ -433,12 +464,12 @@ class Operation:
         except Exception as error:
             raise SurgeryError(
                 f"{type(self.model).__name__} fails on this sample_input "
-                f"({summarize_error(error)})."
+                f"({why_it_fails(model, self.sample_input, error)})."
             ) from error
         return [output.clone() for output in outputs]
 
 
-def _select(plan: Plan, at: At, model: nn.Module) -> list[Any]:
+def select(plan: Plan, at: At, model: nn.Module) -> list[Any]:
     """Return the groups, or single members of groups, that are named; all by default."""
     if not plan.groups:
         reasons = [f"{name}: {why.rstrip('.')}" for name, why in plan.problems.items()][:3]
@@ -478,7 +509,7 @@ def _find_reason(problems: Mapping[str, str], wanted: str) -> str:
 
     for name, why in problems.items():
         is_like = any(map(str.isalpha, wanted)) and matches(general(name), general(wanted))
-        if matches(name, wanted) or is_like:
+        if matches(name, wanted) or is_like or wanted.startswith(f"{name}."):
             return f" {name}: {why.rstrip('.')}."
     return ""
 

@@ -27,8 +27,8 @@ from esper.growth.modules import module_names, named_modules, unchanged_buffers
 from esper.growth.sites import TensorKind, kind_of
 from esper.growth.surgery import experts
 from esper.growth.surgery.configuration import has_configuration
-from esper.growth.surgery.edits import Edits, add_units, tensor_of
-from esper.growth.surgery.heads import find_head_layout, possible_places
+from esper.growth.surgery.edits import Edits
+from esper.growth.surgery.heads import HeadNoise, find_head_layout, possible_places
 from esper.growth.surgery.layers import (
     Entries,
     Role,
@@ -49,6 +49,7 @@ from esper.growth.surgery.places import (
     repeated_entries,
     star,
 )
+from esper.growth.surgery.units import add_units, tensor_of
 from esper.modes import evaluation_mode
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -94,11 +95,13 @@ class PlaceFinder:
         """Why units cannot be added to a writer, by its name."""
         self._mixed: dict[str, list[str]] = {}
         """Writers whose units may be heads, by the layer that reads them."""
-        self._modules = {name: module for name, module in named_modules(model).items() if name}
+        modules = named_modules(model)
+        self._modules = {name: module for name, module in modules.items() if name}
         self._layers = {
             name: module
             for name, module in self._modules.items()
-            if is_writer(module) or is_reader(module) or is_keeper(module)
+            if (is_writer(module) or is_reader(module) or is_keeper(module))
+            and not isinstance(modules[name.rpartition(".")[0]], nn.MultiheadAttention)
         }
         self._watched = {
             name: module
@@ -106,11 +109,11 @@ class PlaceFinder:
             if any(True for _ in module.parameters(recurse=False)) or name in self._layers
         }
         self._tied = _tied_tensors(model)
-        for name, module in self._modules.items():
+        for name, module in modules.items():
             if isinstance(module, nn.MultiheadAttention):
-                self.problems[name] = (
-                    "the heads of nn.MultiheadAttention have as many entries together as its input "
-                    "has, so there cannot be more of them."
+                self.problems[name or "MultiheadAttention"] = (
+                    "nn.MultiheadAttention keeps the heads that it has, because they have as many "
+                    "entries together as its input."
                 )
         with self._quietly(), recorded_calls({**self._layers, "": model}) as calls:
             call_model(model, sample_input)
@@ -130,7 +133,12 @@ class PlaceFinder:
             elif experts.has_stacks(module):
                 block = outer_block(name, blocks)
                 alike.setdefault((star(block, blocks), name[len(block) :]), []).append(name)
-        others = {first: rest for first, *rest in alike.values()}
+        others: dict[str, list[str]] = {}
+        for names in alike.values():
+            # What keeps a layer as it is, such as a second call, need not hold for all of its kind.
+            able = [name for name in names if not self._find_layer_problem(name)]
+            first = able[0] if able else names[0]
+            others[first] = [name for name in names if name != first]
         found: list[Place] = []
 
         def copies_of(place: Place) -> list[Place] | None:
@@ -178,6 +186,7 @@ class PlaceFinder:
                 self.problems |= {reach.writer: place for reach in same}
         order = {name: index for index, name in enumerate(self._modules)}
         found.sort(key=lambda place: order[place.writers[0]])
+        self.problems = dict(sorted(self.problems.items(), key=lambda pair: order.get(pair[0], -1)))
         names = name_places(self.model, found)
         return [replace(place, name=name) for place, name in zip(found, names, strict=True)]
 
@@ -274,9 +283,9 @@ class PlaceFinder:
                 continue
             problem: str | None = ""
             for trial, shared in possible_places(self.model, reader, layout):
-                problem = self._find_trial_problem(trial)
+                problem = self._find_head_problem(trial)
                 if problem is not None:
-                    problem = self._find_trial_problem(shared, *copies_of(shared))
+                    problem = self._find_head_problem(shared, *copies_of(shared))
                     # The configurations of Transformers follow once all is done.
                     trial = trial if has_configuration(self.model) else shared
                 if problem is None:
@@ -400,9 +409,8 @@ class PlaceFinder:
     def _find_trial_problem(self, *places: Place, n_new: int = TRIAL_UNITS) -> str | None:
         """Add a few units to places, run the model, and remove them again."""
         edits = Edits(self.model)
-        generator = torch.Generator(device=_device_of(self.model)).manual_seed(0)
         try:
-            add_units(edits, dict.fromkeys(places, n_new), generator=generator)
+            add_units(edits, dict.fromkeys(places, n_new), generator=self._generator())
             with self._quietly():
                 after = tensors_in(call_model(self.model, self.sample_input))
         except Exception as error:
@@ -416,8 +424,47 @@ class PlaceFinder:
             return "more units would change what the model computes."
         return None
 
+    def _find_head_problem(self, *places: Place) -> str | None:
+        """Add a few heads to places, on the sample and with noise instead of what they read.
+
+        If all positions of the sample are alike, attention returns the same whatever it compares.
+        """
+        problem = self._find_trial_problem(*places)
+        if problem is not None:
+            return problem
+        writers = [name for place in places for name in place.writers]
+        outputs = {name: tensors_in(self._calls[name][0].output)[0] for name in writers}
+        noise = HeadNoise(places, outputs)
+
+        def run(values: Mapping[str, Tensor]) -> list[Tensor]:
+            def replaced(name: str, *_: object) -> Tensor:
+                return values[name]
+
+            with hooked({n: self._layers[n] for n in writers}, after=replaced), self._quietly():
+                return tensors_in(call_model(self.model, self.sample_input))
+
+        before, tolerance = run(noise.values), tolerance_for(self.before)
+        for name in places[0].writers:
+            if largest_difference(before, run(noise.with_other_head(name))) <= tolerance:
+                return (
+                    f"what {name!r} returns does not matter on this sample; give one with several "
+                    "positions."
+                )
+        edits = Edits(self.model)
+        try:
+            add_units(edits, dict.fromkeys(places, TRIAL_UNITS), generator=self._generator())
+            after = run(noise.with_more_heads(TRIAL_UNITS))
+        finally:
+            edits.undo()
+        if largest_difference(before, after) > tolerance:
+            return "more heads would change what the model computes on other inputs."
+        return None
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator(device=_device_of(self.model)).manual_seed(0)
+
     def _fits(self, copy: Place, place: Place) -> bool:
-        """Return whether a place that was found in one block is there in another."""
+        """Return whether a place that was found in one block is there in another; note why not."""
         for own, other in zip(copy.entries, place.entries, strict=True):
             try:
                 sizes = [
@@ -427,7 +474,10 @@ class PlaceFinder:
                 return False
             if sizes[0] != sizes[1]:
                 return False
-        return not any(self._find_layer_problem(name) for name in copy.writers)
+        problems = {name: self._find_layer_problem(name) for name in copy.writers}
+        found = {name: problem for name, problem in problems.items() if problem is not None}
+        self.problems |= found
+        return not found
 
 
 def tolerance_for(outputs: Sequence[Tensor]) -> float:

@@ -42,8 +42,8 @@ from esper.simic.policy.sequences import (
 class Minibatch:
     """Everything that one gradient step reads."""
 
-    observations: Observations
-    """``[L, R, ...]``, the sequences of a grid; ``[N, ...]`` for a policy without memory."""
+    inputs: Observations
+    """``[L, R, ...]``, the observations of a grid of sequences; ``[N, ...]`` without memory."""
     resets: Tensor | None
     """``[L, R]`` bool, cells that only set the state to zero; None for none."""
     state: Tensor
@@ -74,7 +74,7 @@ class Minibatch:
     def evaluate(self, policy: Policy) -> EvaluatedMinibatch:
         """Return the minibatch with what a policy says about its steps."""
         outputs, values, features = policy.evaluate(
-            self.observations, self.resets, self.state, self.cells
+            self.inputs, self.resets, self.state, self.cells
         )
         distribution = policy.heads.distribution(outputs, self.legal)
         log_probs = distribution.log_probs(self.actions, self.numbers)
@@ -99,6 +99,19 @@ class EvaluatedMinibatch(Minibatch):
     """``[N]`` normalised as the critic learns."""
     features: Tensor
     """``[N, F]`` that the policy's heads read."""
+
+    @cached_property
+    def observations(self) -> Observations:
+        """``[N, ...]`` of the steps, in the order of ``features``; found when first asked for."""
+        if not self.state.shape[-1]:
+            return self.inputs
+        cells = self.cells
+
+        def take(leaf: Tensor) -> Tensor:
+            flat = leaf.flatten(0, 1)
+            return flat if cells is None else flat.index_select(0, cells)
+
+        return map_leaves(take, self.inputs)
 
     @cached_property
     def entropies(self) -> Tensor:
@@ -257,7 +270,7 @@ class PreparedRollout:
             return stored.view(*grid.shape, *stored.shape[1:])
 
         return Minibatch(
-            observations=map_leaves(observe, buffer.flat("observations")),
+            inputs=map_leaves(observe, buffer.flat("observations")),
             resets=grid.resets if has_memory else None,
             state=buffer.flat("hidden_states").index_select(
                 0, grid.starts if has_memory else grid.steps
@@ -286,9 +299,7 @@ def _grid_of_steps(steps: Tensor) -> SequenceGrid:
 def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
     """Cut a minibatch of a policy without memory into several."""
     # One call for all parts of a tensor: taking slices one by one would take a tenth of an update.
-    leaves = {
-        name: torch.split(leaf, sizes) for name, leaf in leaves_of(batch.observations).items()
-    }
+    leaves = {name: torch.split(leaf, sizes) for name, leaf in leaves_of(batch.inputs).items()}
     split = {
         name: torch.split(tensor, sizes)
         for name in _SPLIT
@@ -301,7 +312,7 @@ def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
         tensors: dict[str, Any] = dict.fromkeys(_SPLIT)
         tensors |= {name: parts[i] for name, parts in split.items()}
         yield Minibatch(
-            observations=part[""] if isinstance(batch.observations, Tensor) else part,
+            inputs=part[""] if isinstance(batch.inputs, Tensor) else part,
             resets=None,
             cells=None,
             n_free=n_free[i],

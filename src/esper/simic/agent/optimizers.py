@@ -10,6 +10,9 @@ from torch import nn
 from torch.optim import Adam, Optimizer
 
 from esper.errors import ConfigError, type_of
+from esper.simic.schedules import takes_arguments
+
+_NEEDED = "a class of torch.optim, or a function of the parameters that returns an optimizer"
 
 MakeOptimizer = type[Optimizer] | Callable[[list[nn.Parameter]], Optimizer]
 """A class of ``torch.optim``, or a function that makes an optimizer of parameters."""
@@ -23,18 +26,32 @@ def make_optimizer(
     Raises:
         ConfigError: If ``make`` makes something else, or with another learning rate.
     """
+    is_class = isinstance(make, type)
+    if make is not None and (
+        not issubclass(make, Optimizer)
+        if is_class
+        else not (callable(make) and takes_arguments(make, 1))
+    ):
+        raise ConfigError(
+            f"optimizer is {make.__name__ if is_class else type_of(make)}; {_NEEDED}, is needed."
+        )
     if make is None:
         is_fused = parameters[0].device.type in ("cpu", "cuda")
         # The eps of Stable-Baselines3, as the gradients of a policy are small.
         made: Any = Adam(parameters, learning_rate, eps=1e-5, fused=is_fused or None)
     elif isinstance(make, type):
-        made = make(parameters, lr=learning_rate)  # pyright: ignore[reportCallIssue]
+        try:
+            made = make(parameters, lr=learning_rate)  # pyright: ignore[reportCallIssue]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"optimizer is {make.__name__}, which failed: {error}.") from error
     else:
         made = make(parameters)
     if not isinstance(made, Optimizer):
+        raise ConfigError(f"optimizer made {type_of(made)}; {_NEEDED}, is needed.")
+    if not takes_arguments(made.step, 0):
         raise ConfigError(
-            f"optimizer made {type_of(made)}; a class of torch.optim, or a function of the "
-            "parameters that returns an optimizer, is needed."
+            f"optimizer is {type(made).__name__}, which evaluates the loss several times in a "
+            "step; use one whose step() needs no closure, such as torch.optim.AdamW."
         )
     given: float = made.defaults["lr"]
     usual = inspect.signature(type(made)).parameters["lr"].default

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.config.checks import Seed, check
-from esper.errors import ActionSpecError, ConfigError, ShapeError
+from esper.errors import ActionSpecError, ConfigError, ShapeError, shown, type_of
 from esper.simic import tensors
 from esper.simic.agent.losses import (
     clipped_surrogate,
@@ -33,7 +33,9 @@ from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations
 from esper.simic.policy.policy import Decision, Policy, note_weights
+from esper.simic.schedules import takes_arguments
 
+_LOSS = "a scalar tensor to minimise and a dict of terms by name"
 Loss = tuple[Tensor, dict[str, Tensor]]
 """A scalar to minimise, and its terms by name, which are reported."""
 LossFunction = Callable[["PPOAgent", EvaluatedMinibatch], Loss]
@@ -95,6 +97,11 @@ class PPOAgent:
             self.policy.initialize(torch.Generator().manual_seed(seed))
         self.spec = spec
         self.config = config or PPOConfig()
+        if loss is not None and not (callable(loss) and takes_arguments(loss, 2)):
+            raise ConfigError(
+                f"loss is {shown(loss)}; it must be a function of the agent and a minibatch that "
+                f"returns {_LOSS}."
+            )
         self.loss_function = cast(LossFunction, loss or type(self).loss)
         """What :meth:`update` minimises."""
         if device is not None:
@@ -189,8 +196,7 @@ class PPOAgent:
                 epoch, meter = epoch + 1, EpochMeter()
                 for minibatch, is_last in rollout.minibatches(self._shuffler):
                     batch = minibatch.evaluate(self.policy)
-                    loss, terms = self.loss_function(self, batch)
-                    self._require_gradient(loss)
+                    loss, terms = self._compute_loss(batch)
                     self._clear_gradient()
                     loss.backward()
                     meter.add(batch, loss, terms)
@@ -218,11 +224,11 @@ class PPOAgent:
             batch.log_ratio, batch.advantages, batch.relevant, batch.n_free, config.clip_range
         )
         value = value_loss(batch.values, batch.returns, batch.old_values, config.clip_range_vf)
-        loss, terms = policy + config.vf_coef * value, {"policy_loss": policy, "value_loss": value}
-        if config.ent_coef:
-            terms["entropy"] = entropy_bonus(batch.entropies, batch.available, batch.n_free)
-            loss = loss - config.ent_coef * terms["entropy"]
-        return loss, terms
+        entropy = entropy_bonus(batch.entropies, batch.available, batch.n_free)
+        loss = policy + config.vf_coef * value
+        if config.ent_coef:  # without, the gradient of the entropy would be computed for nothing
+            loss = loss - config.ent_coef * entropy
+        return loss, {"policy_loss": policy, "value_loss": value, "entropy": entropy}
 
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:
@@ -325,9 +331,28 @@ class PPOAgent:
                 f"is on {self.device}; use this agent's make_buffer()."
             )
 
-    def _require_gradient(self, loss: Tensor) -> None:
+    def _compute_loss(self, batch: EvaluatedMinibatch) -> Loss:
+        """Return what the loss function says, which a user may have written."""
+        found: Any = self.loss_function(self, batch)
+        is_pair = isinstance(cast(object, found), tuple) and len(found) == 2
+        loss, terms = found if is_pair else (found, None)
+        if not (_is_scalar(loss) and isinstance(terms, dict)):
+            what = f"{type_of(loss)} and {type_of(terms)}" if is_pair else type_of(loss)
+            if is_pair and isinstance(loss, Tensor) and loss.ndim:
+                what = f"a loss of shape {tuple(loss.shape)}"
+            raise ConfigError(f"the loss function returned {what}; it must return {_LOSS}.")
+        for name, term in cast("dict[str, Any]", terms).items():
+            if not _is_scalar(term):
+                raise ConfigError(
+                    f"term {name!r} of the loss is {shown(term)}; it must be a scalar tensor."
+                )
         if not loss.requires_grad:
             raise ConfigError(
                 "the loss does not depend on any weight that is trained; set requires_grad of "
                 "some of the policy's parameters, and compute the loss from the minibatch."
             )
+        return found
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 0

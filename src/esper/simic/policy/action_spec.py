@@ -42,10 +42,10 @@ class ActionSpec:
     sizes: tuple[int, ...]
     """Number of choices of each discrete head."""
 
-    op_head: str | None
+    op_head: str | None = None
     """The discrete head that decides which heads matter; None if there is no discrete head."""
 
-    relevance: tuple[tuple[bool, ...], ...]
+    relevance: tuple[tuple[bool, ...], ...] = ()
     """``relevance[op][head]``: whether that op reads that head. One row without an op head."""
 
     dims: tuple[int, ...] = ()
@@ -235,6 +235,9 @@ def relevance_table(spec: ActionSpec, device: torch.device) -> Tensor:
     return torch.tensor(spec.relevance, dtype=torch.bool, device=device)
 
 
+_INDEPENDENT = "If every head always matters, write ActionSpec.independent(sizes, names)."
+
+
 def _check_heads(spec: ActionSpec) -> None:
     names, sizes, dims = spec.names, spec.sizes, spec.dims
     if len(names) != len(sizes) + len(dims) or not names:
@@ -250,7 +253,9 @@ def _check_heads(spec: ActionSpec) -> None:
             raise ActionSpecError(f"head {name!r} has size {size!r}; it needs at least 1.")
     discrete = names[: len(sizes)]
     if spec.op_head is None and sizes:
-        raise ActionSpecError(f"op_head is None; it must be one of {', '.join(discrete)}.")
+        raise ActionSpecError(
+            f"op_head is None; it must be one of {', '.join(discrete)}. {_INDEPENDENT}"
+        )
     if spec.op_head is not None and spec.op_head not in discrete:
         hint = did_you_mean(spec.op_head, discrete)
         raise ActionSpecError(
@@ -260,6 +265,8 @@ def _check_heads(spec: ActionSpec) -> None:
 
 def _check_relevance(table: tuple[tuple[bool, ...], ...], spec: ActionSpec) -> None:
     n_ops = spec.sizes[spec.op_index] if spec.sizes else 1
+    if not table:
+        raise ActionSpecError(f"relevance is empty; each op needs a row. {_INDEPENDENT}")
     if len(table) != n_ops:
         raise ActionSpecError(
             f"relevance has {len(table)} rows; head {spec.op_head!r} has {n_ops} choices "

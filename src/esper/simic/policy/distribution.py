@@ -78,12 +78,21 @@ def draw_actions(
     else:
         actions, log_probs, legal, is_sound = _draw_by_kernel(layout, logits, masks, uniforms)
     if not is_sound:
-        raise_unsound(spec, log_probs, legal)
+        raise_unsound(spec, log_probs, legal, masks, actions)
     return actions, log_probs, legal
 
 
-def raise_unsound(spec: ActionSpec, log_probs: Tensor, legal: Tensor) -> NoReturn:
-    """Say why a log-probability ``[N, H]`` is not finite, naming head and environment."""
+def raise_unsound(
+    spec: ActionSpec,
+    log_probs: Tensor,
+    legal: Tensor,
+    masks: ChoiceMasks | None = None,
+    actions: Tensor | None = None,
+) -> NoReturn:
+    """Say why a log-probability ``[N, H]`` is not finite, naming head and environment.
+
+    With the masks and actions ``[N, D]``, also the conditional masks that left no choice.
+    """
     env, head = (int(index) for index in (~torch.isfinite(log_probs)).nonzero()[0])
     place = f"head {spec.names[head]!r} of environment {env}"
     if head >= spec.n_discrete or bool(legal[env, head].any()):
@@ -91,8 +100,16 @@ def raise_unsound(spec: ActionSpec, log_probs: Tensor, legal: Tensor) -> NoRetur
             f"the outputs of {place} are not finite; the policy's weights or the observations "
             "hold NaN or infinity. Check the observations, or lower learning_rate."
         )
+    rows = list[str]()
+    if masks is not None and actions is not None and bool(masks.legal[env, head].any()):
+        parents = [spec.names[one.parent] for one in masks.conditions if one.child == head]
+        rows = [
+            f"row {int(actions[env, spec.index(name)])} of its mask '{spec.names[head]}|{name}'"
+            for name in parents
+        ]
+    where = f" in {' and '.join(rows)}" if rows else ""
     raise NoLegalActionError(
-        f"{place} has no legal choice; every head needs at least one "
+        f"{place} has no legal choice{where}; every head needs at least one "
         "(a head that does not matter may allow all of its choices)."
     )
 

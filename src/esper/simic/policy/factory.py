@@ -23,7 +23,7 @@ _UNUSED = {
     "mlp": ("feature_size", "lstm_size"),
     "cnn": ("feature_size", "lstm_size"),
     "multi-input": ("feature_size", "lstm_size"),
-    "lstm": ("hidden_sizes", "activation"),
+    "lstm": ("hidden_sizes", "value_sizes", "activation"),
 }
 """Settings of a network that a policy does not have."""
 
@@ -114,7 +114,7 @@ def _require_size(network: nn.Module, observations: Any, state: Tensor) -> None:
 
 def _require_used(policy: Any, network: NetworkConfig) -> None:
     """Reject settings that the policy would ignore."""
-    own = ("hidden_sizes", "activation", "feature_size", "lstm_size", "image_size")
+    own = ("hidden_sizes", "value_sizes", "activation", "feature_size", "lstm_size", "image_size")
     unused = _UNUSED[policy] if isinstance(policy, str) else own
     default = NetworkConfig()
     for name in unused:

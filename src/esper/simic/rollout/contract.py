@@ -1,27 +1,39 @@
-"""What an environment promises, checked while random legal actions are taken."""
+"""What an environment promises, checked while random legal actions are taken.
+
+Gymnasium's own checkers judge what ``reset`` and ``step`` return; what they do not know of is
+checked here: masks, legal actions, and whether a policy can learn from what Gymnasium remarks on.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import re
 import time
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
+from gymnasium.utils.passive_env_checker import (
+    env_reset_passive_checker,
+    env_step_passive_checker,
+)
 
-from esper.errors import EsperError, shown, type_of
+from esper.errors import EsperError, shown
 from esper.formatting import html_table, many
-from esper.simic.policy.action_spec import ActionSpec, action_parts
+from esper.simic.policy.action_spec import ActionSpec, action_parts, is_box
 from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.mask_reader import MaskReader, as_choice_masks
 from esper.simic.policy.masks import ChoiceMasks
+from esper.simic.policy.observations import ObservationSpec, leaves_of
 from esper.simic.rollout.actions import ActionCodec
 from esper.simic.rollout.mask_sources import (
     MASK_KEYS,
@@ -36,6 +48,9 @@ Level = Literal["ok", "note", "problem"]
 
 ILLEGAL_FLAGS = ("illegal_action", "invalid_action")
 """Keys of ``info`` by which an environment says that it did not accept an action."""
+
+SUBJECTS = {"The obs": "observations", "The reward": "rewards", "Expects `t": "ends"}
+"""How remarks of Gymnasium begin, and which check they belong to."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +91,10 @@ class Findings(list[Finding]):
             self.append(Finding("problem", check, message))
 
     def note(self, check: str, message: str) -> None:
-        """Report something that a user may want to know."""
-        if not self.has_problem(check):
-            self.append(Finding("note", check, message))
+        """Report something that a user may want to know, once."""
+        finding = Finding("note", check, message)
+        if not self.has_problem(check) and finding not in self:
+            self.append(finding)
 
     def ok(self, check: str, message: str) -> None:
         """Report that a check passed."""
@@ -119,7 +135,8 @@ class RandomGame:
         self._given: Any = None
         self._reuses_arrays = False
         self._converted: str | None = None
-        """How observations differ in type from the space, in words."""
+        """How observations differ from the space, as Gymnasium says it."""
+        self._seen = ObservationSpec.from_space(env.observation_space)
         self._info: dict[str, Any] = {}
         self._draw = _ActionDrawer(env.action_space, spec, seed)
         self._masks = _MaskWatch(env, spec, report)
@@ -139,13 +156,9 @@ class RandomGame:
         except Exception as error:
             self.report.problem("reset", f"{call} {self.where} raised {describe_error(error)}")
             return False
-        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            self.report.problem(
-                "reset", f"{call} returned {_kind(result)}; (observation, info dict) is needed."
-            )
+        if not self._check("reset", result):
             return False
         observation, self._info = result
-        self._check_observation(observation)
         self.observation = copy.deepcopy(observation)
         return True
 
@@ -166,12 +179,7 @@ class RandomGame:
             return False
         self.seconds += time.perf_counter() - started
         self.n_steps, self._length = self.n_steps + 1, self._length + 1
-        if not (isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 5):
-            self.report.problem(
-                "step",
-                f"step() returned {_kind(result)}; (observation, reward, terminated, truncated, "
-                "info) is needed.",
-            )
+        if not self._check("step", result):
             return False
         return self._take(action, cast("tuple[Any, ...]", result))
 
@@ -187,7 +195,7 @@ class RandomGame:
                 "written to it.",
             )
         elif self._converted is not None:
-            self.report.note("observations", f"{self._converted}, so each is converted.")
+            self.report.note("observations", f"{self._converted}. Each is converted.")
         else:
             self.report.ok("observations", f"in the observation space during {steps}")
         self._masks.summarize(steps)
@@ -212,18 +220,7 @@ class RandomGame:
 
     def _take(self, action: Any, result: tuple[Any, ...]) -> bool:
         """Check and record a step; reset if it ended the episode."""
-        observation, reward, terminated, truncated, info = result
-        if not isinstance(info, dict):
-            self.report.problem("step", f"info is {_kind(info)} {self.where}; a dict is needed.")
-            return False
-        self._info = cast("dict[str, Any]", info)
-        self._check_observation(observation)
-        self._check_reward(reward)
-        for name, value in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(value, (bool, np.bool_)):
-                self.report.problem(
-                    "ends", f"{name} is {value!r} {self.where}; True or False is needed."
-                )
+        observation, reward, terminated, truncated, self._info = result
         for flag in ILLEGAL_FLAGS:
             if np.any(self._info.get(flag, False)):
                 self.report.problem(
@@ -243,28 +240,51 @@ class RandomGame:
         self.outcomes.append(Outcome(last, reward, *ends, first))
         return can_go_on
 
-    def _check_observation(self, observation: Any) -> None:
-        level, wrong = _misfit(self.env.observation_space, observation, "the observation")
-        if level == "problem":
-            self.report.problem("observations", f"{wrong} {self.where}.")
-        elif level == "note":
-            self._converted = self._converted or wrong
+    def _check(self, method: Literal["reset", "step"], result: Any) -> bool:
+        """Report what Gymnasium remarks on a result; return whether its parts can be read."""
+        remarks = ask_gymnasium(self.env, method, result)
+        size = 2 if method == "reset" else 5
+        if not (
+            isinstance(result, tuple)
+            and len(cast("tuple[Any, ...]", result)) == size
+            and isinstance(result[-1], dict)
+        ):
+            self.report.problem(method, f"{self.where}: {' '.join(map(str.strip, remarks))}")
+            return False
+        on_observations = list[str]()
+        for remark in remarks:
+            check = next((SUBJECTS[start] for start in SUBJECTS if remark.startswith(start)), None)
+            if check is None:
+                self.report.note(method, remark)
+            elif check == "observations":
+                on_observations.append(remark)
+            elif check == "ends" or not _is_finite_number(result[1]):
+                self.report.problem(check, f"{remark.rstrip('.')} {self.where}.")
+        self._check_observation(result[0], on_observations)
+        return True
+
+    def _check_observation(self, observation: Any, remarks: list[str]) -> None:
+        """Report an observation that a policy cannot read or should not see."""
+        space, are_finite = self.env.observation_space, True
+        try:
+            seen = leaves_of(self._seen.read_list([observation])).values()
+            are_finite = all(bool(torch.isfinite(leaf).all()) for leaf in seen)
+            is_inside = _is_inside(space, observation)
+        except (EsperError, LookupError, TypeError, ValueError):
+            is_inside = False
+        if not are_finite:
+            remarks = ["The obs holds a number that is not finite", *remarks]
+        if not (is_inside and are_finite):
+            wrong = remarks[0] if remarks else "The obs is not within the observation space"
+            self.report.problem(
+                "observations",
+                f"{wrong.rstrip('.')} {self.where}: {shown(observation)}; the space is {space}.",
+            )
+        elif remarks:
+            self._converted = self._converted or remarks[0].rstrip(".")
         is_mutable = isinstance(observation, (np.ndarray, dict))
         self._reuses_arrays |= is_mutable and observation is self._given
         self._given = observation
-
-    def _check_reward(self, reward: Any) -> None:
-        is_scalar = isinstance(reward, (bool, int, float, np.generic)) or (
-            isinstance(reward, np.ndarray) and reward.ndim == 0
-        )
-        if not is_scalar:
-            self.report.problem(
-                "rewards", f"the reward is {_kind(reward)} {self.where}; a number is needed."
-            )
-        elif not math.isfinite(float(cast(Any, reward))):
-            self.report.problem(
-                "rewards", f"the reward is {reward} {self.where}; it must be finite."
-            )
 
 
 class _ActionDrawer:
@@ -408,63 +428,51 @@ class _MaskWatch:
 # -- values in words ------------------------------------------------------------------------------
 
 
-def _misfit(space: spaces.Space[Any], value: Any, name: str) -> tuple[Level, str]:
-    """Return whether a value belongs to a space (a note: if it is converted), and why not."""
-    parts = _parts(space, value)
-    if parts is None:
-        wrong = f"{name} is {_kind(value)} with other keys or length than the space {shown(space)}"
-        return "problem", wrong
-    if parts:
-        found = [_misfit(part, one, f"{name}[{key!r}]") for key, part, one in parts]
-        return min(found, key=lambda one: ("problem", "note", "ok").index(one[0]))
-    if not isinstance(space, spaces.Box):
-        is_inside = space.contains(value)
-        return "ok" if is_inside else "problem", f"{name} is {shown(value)}, outside {space}"
+def ask_gymnasium(env: Env, method: Literal["reset", "step"], result: Any) -> list[str]:
+    """Return what Gymnasium's checker of a method remarks on a result of it."""
+
+    @wraps(env.reset)  # whose signature the checker looks at
+    def give(*_: Any, **__: Any) -> Any:
+        return result
+
+    given: Any = SimpleNamespace(reset=give, step=give, observation_space=env.observation_space)
+    if method == "reset":
+        return remarks_of(lambda: env_reset_passive_checker(given))
+    return remarks_of(lambda: env_step_passive_checker(given, None))
+
+
+def remarks_of(check: Callable[[], object]) -> list[str]:
+    """Return what a checker of Gymnasium warns of, and why it fails, if it does."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check()
+            failure = list[str]()
+        except Exception as error:
+            failure = [str(error)]
+    # Gymnasium writes warnings in colour.
+    said = [re.sub(r"\x1b\[\d+m|WARN: ", "", str(one.message)) for one in caught]
+    return said + failure
+
+
+def _is_inside(space: Any, value: Any) -> bool:
+    """Return whether a value is in a space, if numbers may be of another precision."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts: Any = cast(Any, space).spaces
+        keys = parts if hasattr(parts, "keys") else range(len(parts))
+        return all(_is_inside(parts[key], value[key]) for key in keys)
+    if is_box(space):
+        array: Any = np.asarray(value)
+        is_same_kind = np.can_cast(array.dtype, space.dtype, "same_kind")
+        return is_same_kind and space.contains(array.astype(space.dtype))
+    return bool(space.contains(value))
+
+
+def _is_finite_number(reward: Any) -> bool:
     try:
-        array: NDArray[Any] = np.asarray(value)
-    except ValueError:
-        wrong = f"{name} is {_kind(value)} whose parts differ in shape; a NumPy array is needed"
-        return "problem", wrong
-    if array.shape != space.shape:
-        return "problem", f"{name} has shape {array.shape}; the space has {space.shape}"
-    if not np.can_cast(array.dtype, cast(Any, space.dtype), "same_kind"):
-        return "problem", f"{name} has dtype {array.dtype}; the space has {space.dtype}"
-    if not np.isfinite(array).all():
-        bad = array[~np.isfinite(array)].flat[0]
-        return "problem", f"{name} holds {bad}, which is not finite,"
-    outside = (array < space.low) | (array > space.high)
-    if outside.any():
-        at = tuple(int(i) for i in np.argwhere(outside)[0])
-        low, high = space.low[at], space.high[at]
-        return "problem", f"{name} is {array[at]} at {list(at)}, outside {low} to {high},"
-    if not isinstance(value, (np.ndarray, np.generic)):
-        return "note", f"{name} is {_kind(value)} and not a NumPy array"
-    if value.dtype != space.dtype:
-        return "note", f"{name} has dtype {value.dtype} and the space {space.dtype}"
-    return "ok", ""
-
-
-def _parts(space: spaces.Space[Any], value: Any) -> list[tuple[Any, spaces.Space[Any], Any]] | None:
-    """Return key, space and value of each part of a ``Dict`` or ``Tuple``; None if they differ."""
-    if isinstance(space, spaces.Dict):
-        named = cast("dict[str, spaces.Space[Any]]", space.spaces)
-        if not isinstance(value, Mapping) or set(cast(Any, value)) != set(named):
-            return None
-        return [(key, part, cast(Any, value)[key]) for key, part in named.items()]
-    if isinstance(space, spaces.Tuple):
-        several = cast("tuple[spaces.Space[Any], ...]", space.spaces)
-        if not isinstance(value, tuple) or len(cast(Any, value)) != len(several):
-            return None
-        return list(zip(range(len(several)), several, cast(Any, value), strict=True))
-    return []
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape}"
-    if isinstance(value, tuple):
-        return f"a tuple of {len(cast('tuple[Any, ...]', value))}"
-    return type_of(value)
+        return np.ndim(reward) == 0 and math.isfinite(float(reward))
+    except (TypeError, ValueError):
+        return False
 
 
 def describe_error(error: BaseException) -> str:

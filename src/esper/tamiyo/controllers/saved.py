@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from esper.config import PolicyConfig
+from esper.config.ablation import AblationConfig
 from esper.config.checks import check, types_of
 from esper.config.growth import Budget, GrowthConfig, RewardForm
 from esper.config.run import OptionValue
@@ -35,7 +36,7 @@ from esper.lifecycle.factored_actions import (
 )
 from esper.lifecycle.slot_config import SlotConfig
 from esper.storage.controller_folder import CONTROLLER, FACTS_FILE, WEIGHTS_FILE, holds_controller
-from esper.storage.files import parse_json, storage_errors, write_atomic
+from esper.storage.files import MALFORMED, parse_json, storage_errors, write_atomic
 from esper.tamiyo.controllers.controller import Controller
 from esper.tamiyo.controllers.learned import (
     LearnedController,
@@ -72,6 +73,8 @@ class SavedController:
     """The budget it was trained with."""
     growth: GrowthConfig | None = None
     """How long seeds stayed in their stages during training; None for the defaults."""
+    ablation: AblationConfig = field(default_factory=AblationConfig)
+    """What was taken away from it."""
     rewards: RewardForm = "dense"
     """The form of the rewards it was trained with."""
     origin: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -82,11 +85,16 @@ class SavedController:
     """Whether it is the one that ships with Esper."""
 
     @property
+    def learned_price(self) -> float | None:
+        """The price that it learned at; None if each of its hosts had one of its own."""
+        return None if self.origin.get("draws_price") else self.budget.flop_price
+
+    @property
     def label(self) -> str:
-        """Its name as users see it, such as ``shipped (universal, 0.2)``."""
+        """Its name as users see it, such as ``learned (universal, 0.2)``."""
         if not self.is_shipped:
             return self.name
-        return f"shipped ({self.name}, {'.'.join(self.esper.split('.')[:2])})"
+        return f"learned ({self.name}, {'.'.join(self.esper.split('.')[:2])})"
 
     def __repr__(self) -> str:
         n_weights = sum(tensor.numel() for tensor in self.weights.values())
@@ -147,7 +155,7 @@ class SavedController:
             if size > largest:  # found before a network of that size is made
                 raise self._misfit(f"{name} is {size}, but no weight is larger than {largest}")
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
-            policy = SlotPolicy(slot_config, self.policy)
+            policy = SlotPolicy(slot_config, self.policy, ablation=self.ablation)
         try:
             policy.load_state_dict(dict(self.weights))
         except RuntimeError as error:
@@ -228,10 +236,10 @@ def load_saved(folder: str | os.PathLike[str]) -> SavedController:
         require_observations(facts, str(facts.get("name", path)))
         _require_meanings(facts, path)
         controller = _controller_from(facts, safetensors.torch.load(files[WEIGHTS_FILE]))
-    except (AttributeError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise CONTROLLER.damaged(path, error) from error
     except (ConfigError, SlotError) as error:
         raise ControllerError(f"in {path / FACTS_FILE}, {str(error).rstrip('.')}.") from error
+    except (*MALFORMED, SafetensorError) as error:
+        raise CONTROLLER.damaged(path, error) from error
     _validate(controller, path)
     return controller
 
@@ -287,6 +295,7 @@ def facts_of(controller: SavedController) -> dict[str, Any]:
         "policy": asdict(controller.policy),
         "budget": asdict(controller.budget),
         "growth": None if controller.growth is None else asdict(controller.growth),
+        "ablation": asdict(controller.ablation),
         "rewards": controller.rewards,
         "origin": dict(controller.origin),
         "blueprints": list(controller.blueprints),
@@ -304,6 +313,9 @@ _ORIGIN: dict[str, Any] = {
     "n_steps": int,
     "command": str,
     "comparison": tuple[str, ...],
+    "settings": dict[str, str],
+    "unfinished": str,
+    "draws_price": bool,
     "met_blueprints": tuple[str, ...],
     "return_mean": float,
     "return_std": float,
@@ -345,6 +357,7 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
         deterministic=check("deterministic", facts["deterministic"], bool),
         budget=_section(Budget, facts, "budget"),
         growth=None if facts["growth"] is None else _section(GrowthConfig, facts, "growth"),
+        ablation=_section(AblationConfig, facts, "ablation"),
         rewards=check("rewards", facts["rewards"], RewardForm),
         origin=given,
         esper=check("esper", facts["esper"], str),

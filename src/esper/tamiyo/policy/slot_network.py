@@ -6,18 +6,22 @@ size, ``M`` LSTM size, ``P`` choices of all heads, concatenated.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from esper.config import PolicyConfig
+from esper.config.ablation import AblationConfig
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
+from esper.simic.policy.mask_reader import as_choice_masks
 from esper.simic.policy.normalizers import ObservationNormalizer
+from esper.simic.policy.policy import Decision, Observations
 from esper.simic.policy.recurrent import RecurrentTrunk
+from esper.tamiyo.policy.ablation import Ablation
 from esper.tamiyo.policy.observations import (
     HOST_FEATURES,
     KIND_NAMES,
@@ -75,6 +79,7 @@ class SlotPolicy(RecurrentTrunk):
         config: PolicyConfig | None = None,
         *,
         generator: torch.Generator | None = None,
+        ablation: AblationConfig | None = None,
     ) -> None:
         """Create the network.
 
@@ -82,11 +87,15 @@ class SlotPolicy(RecurrentTrunk):
             slot_config: The slots of the hosts; the weights fit any with as many blueprints.
             config: Sizes of the network.
             generator: Draws the initial weights.
+            ablation: What the policy may not choose and does not see.
         """
         layout = ObservationLayout(slot_config)
         super().__init__(growth_action_spec(slot_config), layout.size)
         self.config = config = config or PolicyConfig()
         self.slot_size = config.slot_size
+        self.ablation: Ablation | None = None
+        if ablation is not None and ablation != AblationConfig():
+            self.ablation = Ablation(ablation, slot_config)
         self.normalize_host: ObservationNormalizer | None = None
         self.normalize_slot: ObservationNormalizer | None = None
         if config.normalize_observations:
@@ -115,6 +124,19 @@ class SlotPolicy(RecurrentTrunk):
         first = self.slot_size + sum(self.spec.sizes[1:column])
         return self.outputs.bias.detach()[first : first + self.spec.sizes[column]]
 
+    def act(
+        self,
+        observations: Observations,
+        masks: Any,
+        state: Tensor,
+        generator: torch.Generator | None,
+    ) -> Decision:
+        """Choose an action for each host, among those that are not taken away."""
+        if self.ablation is not None:
+            device = self.outputs.weight.device
+            masks = self.ablation.narrow(as_choice_masks(self.spec, masks, len(state), device))
+        return super().act(observations, masks, state, generator)
+
     def learn_observations(self, observations: Tensor) -> None:
         """Update the running statistics with observations ``[N, D]``, if it normalizes them."""
         if self.normalize_host is not None and self.normalize_slot is not None:
@@ -130,6 +152,8 @@ class SlotPolicy(RecurrentTrunk):
         is_present = _is_present(slots).unsqueeze(2)
         if self.normalize_host is not None and self.normalize_slot is not None:
             host, slots = self.normalize_host(host), self.normalize_slot(slots)
+        if self.ablation is not None:
+            host, slots = self.ablation.hide(host, slots)
         known = torch.relu_(self.encode(self.embed(slots))) * is_present
         mean = known.sum(0) / is_present.sum(0).clamp_(min=1)
         pooled = torch.cat([host, mean, known.amax(0)], dim=1)

@@ -13,17 +13,21 @@ const ORDERS = {
 };
 
 /** A list with its filter; what is chosen is a link to its timeline. */
-export function EpisodeList({ id, list, filter, setFilter, chosen, page, nEnvs }) {
+export function EpisodeList({ id, list, filter, setFilter, setOpens, chosen, page, nEnvs }) {
   const episodes = list?.episodes ?? [];
   const at = episodes.findIndex(({ env, episode }) => chosen?.env === env && chosen?.episode === episode);
   const { box, press, focus, tab } = useOneTabStop(".episode-item", episodes.length, at);
+  const sort = (order) => {
+    setFilter({ ...filter, order, limit: page });
+    setOpens(order);
+  };
   const set = (name) => (event) => setFilter({ ...filter, [name]: event.currentTarget.value, limit: page });
   return html`<section class="panel episode-list" aria-label="Episodes">
     <div class="panel-head"><h2>Episodes</h2>
       <span class="muted small">${list ? `${whole(list.total)} finished` : ""}</span></div>
     <div class="choice-row episode-orders" role="group" aria-label="Order">
       ${Object.entries(ORDERS).map(([order, words]) => html`<button type="button" key=${order} title=${words}
-        aria-pressed=${filter.order === order} onClick=${() => setFilter({ ...filter, order, limit: page })}>${order}</button>`)}
+        aria-pressed=${filter.order === order} onClick=${() => sort(order)}>${order}</button>`)}
     </div>
     <div class="episode-filter">
       <label class="field">environment <input type="number" min="0" max=${nEnvs ? nEnvs - 1 : null} placeholder="any"

@@ -1,6 +1,6 @@
 /** The heads of a decision: how likely each choice was, which were masked, which was drawn. */
 
-import { classes, html } from "../html.js";
+import { classes, html, useState } from "../html.js";
 import { probability } from "../format.js";
 import { plain } from "../words.js";
 
@@ -25,16 +25,20 @@ function Head({ head, step, isRead, choices }) {
   const chosen = step.choices[head];
   const values = step.probabilities[head] ?? [];
   const words = isRead ? "" : `(unused by ${plain(step.op)})`;
+  const [isOpen, setOpen] = useState(false);
+  const nMasked = values.filter((value) => value === null).length;
   return html`<section class=${classes("head", !isRead && "unread")} aria-label=${plain(head)}>
     <h3>${plain(head)} <span class="small">${words}</span></h3>
     <ul>${values.map((value, k) => html`<${Choice} key=${k} name=${choices[k] ?? String(k)} value=${value}
-      isChosen=${k === chosen} isRead=${isRead} />`)}</ul>
+      isChosen=${k === chosen} isFolded=${value === null && k !== chosen && !isOpen} isRead=${isRead} />`)}</ul>
+    ${nMasked > 0 && html`<button type="button" class="button fold" aria-expanded=${isOpen}
+      onClick=${() => setOpen(!isOpen)}>${isOpen ? "hide" : "show"} ${nMasked} masked</button>`}
   </section>`;
 }
 
-function Choice({ name, value, isChosen, isRead }) {
+function Choice({ name, value, isChosen, isFolded, isRead }) {
   const isMasked = value === null;
-  return html`<li class=${classes("choice", isMasked && "masked", isChosen && "chosen")}>
+  return html`<li hidden=${isFolded} class=${classes("choice", isMasked && "masked", isChosen && "chosen")}>
     <span class="choice-mark" aria-hidden="true">${isChosen ? "▸" : ""}</span>
     <span class="choice-name" title=${name}>${isMasked ? html`<s>${plain(name)}</s>` : plain(name)}</span>
     <span class="choice-track"><span style=${{ width: `${100 * (value ?? 0)}%` }}></span></span>

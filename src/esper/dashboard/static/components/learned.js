@@ -52,7 +52,7 @@ function CarriedOut({ carriedOut }) {
       <tbody>${inOrder(ops).map(({ op, chosen, done, refused, illegal }) => html`<tr key=${op}><th scope="row">${plain(op)}</th>
         <${BarCell} value=${chosen / n} maximum=${maximum / n} format=${probability} />
         <${BarCell} value=${done / n} maximum=${maximum / n} format=${probability} />
-        ${[refused, illegal].map((count) => html`<td class=${classes(count === 0 && "muted")}>${count ? share(count) : "0 %"}</td>`)}
+        ${[refused, illegal].map((count) => html`<td class=${classes(count === 0 && "muted")}>${count ? share(count) : "0%"}</td>`)}
       </tr>`)}</tbody></table><//>
     ${reasons.length > 0 && html`<h3 class="carried-out-reasons">Why gates refused</h3>
       <ul class="rows">${reasons.map(({ reason, count }) => html`<li><span>${share(count)}</span>

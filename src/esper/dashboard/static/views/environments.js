@@ -51,8 +51,9 @@ export function EnvironmentsScreen({ id }) {
     <${Problem} error=${error} />
     ${data.envs.length === 0
       ? html`<div class="panel"><${Nothing} ...${{ which, hasSteps: data.has_steps, isRunning }} /></div>`
-      : html`<${Summary} ...${{ data, isRunning, which }} /><${Hosts} ...${{ id, data, order, isRunning }} />
-        ${data.has_steps && html`<${Legends} ...${{ data, isRunning }} />`}`}`;
+      : html`<${Summary} ...${{ data, isRunning, which }} />
+        ${data.has_steps && html`<${Legends} ...${{ data, isRunning }} />`}
+        <${Hosts} ...${{ id, data, order, isRunning }} />`}`;
 }
 
 function about(which, isRunning) {

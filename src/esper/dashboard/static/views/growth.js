@@ -15,10 +15,11 @@ const STEP_DELAY = 250;
 
 /** The list of episodes beside the one that is chosen. */
 export function GrowthScreen({ id, rest, options }) {
-  const [filter, setFilter] = useState({ order: "recent", env: "", first_round: "", last_round: "", limit: PAGE });
+  const [filter, setFilter] = useState({ order: "best", env: "", first_round: "", last_round: "", limit: PAGE });
+  const [opens, setOpens] = useState(null);
   const mark = useRoundMark(id);
   const { data: run, error: runError } = useQuery(runPath(id), mark);
-  const list = useQuery(withQuery(runPath(id, "episodes"), filter), filter.order === "recent" ? mark : null);
+  const list = useQuery(withQuery(runPath(id, "episodes"), filter), mark);
   const chosen = rest.length === 2
     ? { env: Number(rest[0]), episode: Number(rest[1]) }
     : firstOf(list.data) ?? onlyOne(run, list.data);
@@ -27,6 +28,13 @@ export function GrowthScreen({ id, rest, options }) {
     // The list moves on while a run is live; what is looked at stays.
     if (!isListed && chosen) go(address(["run", id, "growth", chosen.env, chosen.episode]), { replace: true });
   }, [isListed, chosen?.env, chosen?.episode]);
+  useEffect(() => {
+    // Another order opens its first episode, once the list is in that order.
+    const first = firstOf(list.data);
+    if (opens === null || list.data?.order !== opens) return;
+    setOpens(null);
+    if (first) go(address(["run", id, "growth", first.env, first.episode]));
+  }, [opens, list.data]);
   const choose = (by) => {
     const all = list.data?.episodes ?? [];
     const at = all.findIndex(({ env, episode }) => chosen?.env === env && chosen?.episode === episode);
@@ -38,7 +46,7 @@ export function GrowthScreen({ id, rest, options }) {
     <h1 class="hidden-text">Growth</h1>
     <${Problem} error=${runError ?? list.error} />
     <div class="growth">
-      <${EpisodeList} ...${{ id, list: list.data, filter, setFilter, chosen, page: PAGE }} nEnvs=${run?.overview?.n_envs} />
+      <${EpisodeList} ...${{ id, list: list.data, filter, setFilter, setOpens, chosen, page: PAGE }} nEnvs=${run?.overview?.n_envs} />
       <div class="growth-main">
         ${chosen
           ? html`<${ChosenEpisode} key=${`${chosen.env}/${chosen.episode}`} ...${{ id, chosen, options }}
