@@ -33,11 +33,11 @@ class CheckTaskOptions:
     """Hosts to train."""
 
     epochs: PositiveInt = 4
-    """Epochs to train them, without growth."""
+    """Epochs to train them, with no growth."""
 
 
 def run_check_task(args: Sequence[str]) -> int:
-    """Train a few hosts without growth, and print which engine did and how fast."""
+    """Train a few hosts with no growth, and print which engine did and how fast."""
     options = parse(CheckTaskOptions, args, command="check-task")
     require_task(options.task)
     import numpy as np
@@ -59,7 +59,7 @@ def run_check_task(args: Sequence[str]) -> int:
     print(repr(envs.task))
     print_columns([(f"  {count} of {options.hosts} hosts", form) for form, count in forms.items()])
     speed = options.hosts * options.epochs / spent
-    print(f"  {speed:,.0f} host-epochs per second of CPU time, without growth")
+    print(f"  {speed:,.0f} host-epochs per second of CPU time, with no growth")
     if set(forms) != {"compiled"}:
         print()
         print_wrapped(ADVICE)

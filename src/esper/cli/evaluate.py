@@ -184,7 +184,7 @@ def _announced(
 
 
 def _require_known(controllers: Sequence[str]) -> None:
-    """Reject unknown controllers before PyTorch is loaded; evaluation.json files are no names."""
+    """Reject unknown controllers before PyTorch is loaded; evaluation.json is not a name."""
     for controller in controllers:
         if not os.path.isfile(controller):
             locate_controller(controller)

@@ -53,7 +53,7 @@ The module is imported when the command runs; it has a function such as ``run_tr
 """
 
 _WITH_TORCH = {"train", "resume", "evaluate", "compare", "grow", "expand", "export-controller"}
-LEAST_MEMORY = 800e6
+MIN_MEMORY = 800e6
 """Bytes of addresses without which PyTorch aborts the process while it is being loaded."""
 
 _DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
@@ -167,10 +167,10 @@ def find_command(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or " See esper --help."
         raise EsperError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}.{hint}")
-    if name in _WITH_TORCH and (left := address_space()) < LEAST_MEMORY:
+    if name in _WITH_TORCH and (left := address_space()) < MIN_MEMORY:
         raise MemoryError(
             f"the limit of the address space (ulimit -v) leaves {amount_of(left)}; PyTorch needs "
-            f"{amount_of(LEAST_MEMORY)}"
+            f"{amount_of(MIN_MEMORY)}"
         )
     module = importlib.import_module(f"esper.cli.{COMMANDS[name][0]}")
     return getattr(module, f"run_{name.replace('-', '_')}")

@@ -19,7 +19,7 @@ def find_task(task: str | Task, options: dict[str, Any]) -> Task:
     """Return the task, made with the options if it is given by name.
 
     Raises:
-        TaskError: If it is no task, or its draws do not depend on their seed.
+        TaskError: If it is not a task, or its draws do not depend on their seed.
     """
     if isinstance(task, str):
         task, options = create_task(task, options), {}

@@ -192,7 +192,7 @@ class GrowthSummary:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The score with and without growth, the size, the cost and the best epoch."""
+        """The score with growth and with no growth, the size, the cost and the best epoch."""
         return {
             f"{self.split.capitalize()} {self.metric}": self._score_fact(),
             "Size": self._size_fact(),

@@ -44,7 +44,7 @@ BLOCK_ROWS = 1000
 STEP = 1000
 """Operations of SQLite between two checks of a query."""
 
-LEAST_WORK, WORK_PER_BYTE = 200_000, 4
+MIN_WORK, WORK_PER_BYTE = 200_000, 4
 """Operations that a query may take: for any file, and for each byte of it."""
 
 LAST_ROUND = 2**62
@@ -319,7 +319,7 @@ class RunTelemetry:
         for end in ("", "-wal"):
             with suppress(FileNotFoundError):
                 size += os.stat(f"{self._path}{end}").st_size
-        self._work = LEAST_WORK + WORK_PER_BYTE * size
+        self._work = MIN_WORK + WORK_PER_BYTE * size
 
     def _require_time(self) -> None:
         if monotonic() > _deadline.get():

@@ -122,7 +122,7 @@ class BlockList:
     is_stack: bool
     """Whether all blocks are residual, as in a stack of encoder blocks; stages are not."""
     n_layers: int = 0
-    """Entries that are no blocks, such as single layers of an ``nn.Sequential``."""
+    """Entries that are not blocks, such as single layers of an ``nn.Sequential``."""
 
     @property
     def length(self) -> int:

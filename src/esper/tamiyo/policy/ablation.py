@@ -90,8 +90,8 @@ def _find_hidden(patterns: tuple[str, ...], features: list[str], group: str = ""
     for pattern in patterns:
         if pattern != "slots" and not any(fnmatchcase(name, pattern) for name in known):
             raise ConfigError(
-                f"ablation.hidden has {pattern!r}, which is no observation; name one, a pattern "
-                f"such as gradient_*, or slots.{did_you_mean(pattern, known)}"
+                f"ablation.hidden has {pattern!r}, which is not an observation; name one, a "
+                f"pattern such as gradient_*, or slots.{did_you_mean(pattern, known)}"
             )
     return [
         number
