@@ -1,4 +1,4 @@
-"""The end settles: the best validated epoch counts, with its blended seeds if they help.
+"""The end settles: the best validated epoch is kept, with its blended seeds if they help.
 
 The expectation is worked out by hand from a copy of each host after every epoch.
 """

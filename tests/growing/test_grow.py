@@ -282,7 +282,7 @@ def test_a_perfect_model_is_returned_unchanged(controller: str) -> None:
         assert tensor.data_ptr() != model.state_dict()[name].data_ptr()
     assert "returned unchanged" in grown.summary.details
     assert "6 of 6 epochs; no epoch was better than the given model." in grown.summary.details
-    assert "(the end; the given model counts)" in str(grown.timeline[-1])
+    assert "(the end; the given model is kept)" in str(grown.timeline[-1])
 
 
 def test_a_model_that_training_ruins_is_returned_unchanged() -> None:

@@ -72,7 +72,7 @@ class HeuristicConfig(Settings):
     """Epochs that must remain after a seed is fossilized for it to be worth starting."""
 
     finish_rise: float = 0.02
-    """Rise of the score over four epochs below which it counts as no rise."""
+    """Rise of the score over four epochs below which it is treated as flat."""
 
     finish_patience: PositiveInt | None = 2
     """Epochs without a rise after which a host with nothing more to grow is finished; None for

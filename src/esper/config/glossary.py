@@ -75,8 +75,8 @@ GLOSSARY: dict[str, str] = {
     "score": "A host's result in its task's metric, such as its accuracy. More is better.",
     "return": "What a controller earns in an episode: the score minus the costs.",
     "price": (
-        "The score that the FLOPs of one reference run cost. At price 0 only the score counts; the "
-        "higher the price, the smaller and the shorter trained the hosts."
+        "The score that the FLOPs of one reference run cost. At price 0 only the score matters; "
+        "the higher the price, the smaller and the shorter trained the hosts."
     ),
     "rent": "The score that added parameters cost while they are there.",
     "tolerance": "How much score a smaller model may cost before a larger one is preferred.",

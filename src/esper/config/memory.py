@@ -51,7 +51,7 @@ def return_large_blocks() -> bool:
 
     By default it raises its limit to the largest block that was ever freed. Later blocks of that
     size then come from the heap, where whatever is allocated between them keeps it from shrinking.
-    Other C libraries, and a limit in the environment, are left alone.
+    Other C libraries, and a limit in the environment, are not changed.
     """
     chosen = os.environ.get("GLIBC_TUNABLES", "")
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "malloc.mmap_threshold" in chosen:

@@ -59,7 +59,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 class SourcedConfig:
     """Settings, and where each comes from.
 
-    What the command line says counts first, then a file, then the budget of the task, then the
+    The command line takes precedence, then a file, then the budget of the task, then the
     preset. The budget of a preset is meant for the task of that preset.
     """
 
@@ -119,7 +119,7 @@ def _sources(changes: Mapping[str, object], source: str) -> dict[str, str]:
 
 
 def source_config(config: RunConfig) -> SourcedConfig:
-    """Return settings that a program gave; a budget of their own counts as given."""
+    """Return settings that a program gave; their own budget is taken as given."""
     sourced = SourcedConfig(config=config, base="RunConfig")
     if config.budget is TASKS_BUDGET:
         return sourced

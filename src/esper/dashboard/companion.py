@@ -96,7 +96,7 @@ def companion_dashboard(runs_dir: Path, run: str, tell: Tell) -> Generator[Compa
     Args:
         runs_dir: The folder of runs, which need not exist yet.
         run: The name of the run whose page the link opens; it need not exist yet either.
-        tell: Shows the link, or the reason why there is none.
+        tell: Shows the link, or the reason why it cannot be shown.
     """
     # In a new session, so that Ctrl-C does not reach it.
     process = subprocess.Popen(

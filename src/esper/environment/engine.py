@@ -76,7 +76,7 @@ class EpisodeHosts(Protocol):
         ...
 
     def keep(self, host: int, *, with_blended: bool) -> None:
-        """Keep a host as it is, because this epoch counts until another is better."""
+        """Keep a copy of a host, because this is its best epoch so far."""
         ...
 
 
@@ -96,7 +96,7 @@ class Episodes(Generic[HostsT]):
         self.keeps_states = False
         """Whether the hosts keep their state of the best epoch."""
         self.largest_counts = False
-        """Whether an epoch counts only if no later one has more committed seeds, for growth to a
+        """Whether an epoch is kept only if no later one has more committed seeds, for growth to a
         size that was asked for."""
         self._masks: ActionMasks | None = None
         """The current legal actions; None if the hosts have changed since they were computed."""
@@ -131,7 +131,7 @@ class Episodes(Generic[HostsT]):
     ) -> tuple[Integers, dict[int, str]]:
         """Carry out actions ``[N, H]``; return the ops that were done and the refusals by host.
 
-        An illegal action counts as wait.
+        An illegal action is treated as wait.
         """
         ops = np.where(is_legal & is_running, actions[:, _OP], Op.WAIT)
         refusals: dict[int, str] = {}

@@ -145,8 +145,8 @@ class GrowthEpisodes(Episodes[Hosts]):
     def step(self, actions: Integers) -> StepResult:
         """Apply actions ``[N, H]``, train an epoch, validate, measure seeds and reward.
 
-        An illegal combination of choices counts as wait. :mod:`esper.environment.rewards` defines
-        the reward; :meth:`observe` follows a step.
+        An illegal combination of choices is treated as wait. :mod:`esper.environment.rewards`
+        defines the reward; :meth:`observe` follows a step.
         """
         require_choices(actions, self.n_hosts, self.head_sizes)
         records = self.records
@@ -250,7 +250,7 @@ class GrowthEpisodes(Episodes[Hosts]):
         The scores are the same without, but the host is as the last epoch left it.
 
         Args:
-            largest_counts: Whether an epoch counts only if no later one has more committed seeds,
+            largest_counts: Whether an epoch is kept only if no later one has more committed seeds,
                 for growth to a size that was asked for.
         """
         self.keeps_states, self.largest_counts = True, largest_counts

@@ -31,14 +31,14 @@ class EpisodeRecords(HostFacts):
     slots: SlotArrays
     """The slots as they are."""
     settled: SlotArrays
-    """The slots of the epoch that counts; its seeds, committed or blended in and kept, are
+    """The slots of the epoch that is kept; its seeds, committed or blended in and kept, are
     fossilized."""
     draw_seed: Integers
     """Determines the host's data and initial weights."""
     n_steps: Integers
     is_over: Flags
     settled_epoch: Integers
-    """The epoch that counts: the first with the best validation score, 0 for the untrained host."""
+    """The first epoch with the best validation score, which is kept; 0 for the untrained host."""
     settled_score: Floats
     """Validation score after that epoch, without the blended seeds if that is better."""
     final_score: Floats

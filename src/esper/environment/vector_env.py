@@ -51,7 +51,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
 
     ``info["action_mask"]`` holds, for each environment, a mask of each head's choices: the union
     over ops, in the form that ``MultiDiscrete.sample(mask=)`` takes. Not every combination of such
-    choices is legal: an illegal one counts as wait and is flagged in ``info["illegal_action"]``.
+    choices is legal: an illegal one is treated as wait and flagged in ``info["illegal_action"]``.
     :attr:`masks` holds the exact masks, which Esper's own policies sample from.
 
     If the task has variants, the last environments grow the variants' hosts.
@@ -361,7 +361,7 @@ def _as_choices(actions: Any) -> NDArray[np.int64]:
 
 
 def _spread(values: Mapping[int, Any], missing: Any, n_envs: int) -> NDArray[Any]:
-    """Return the value of each environment, ``missing`` where there is none."""
+    """Return the value of each environment, or ``missing``."""
     table = np.full(n_envs, missing, object)
     for env, value in values.items():
         table[env] = value

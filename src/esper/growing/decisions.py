@@ -208,8 +208,8 @@ def ignore_step(_: Decision) -> None:
 
 
 def end_note(epoch: int) -> str:
-    """Return that a training has ended, and which epoch counts; 0 is the given model."""
-    return f"the end; epoch {epoch} counts" if epoch else "the end; the given model counts"
+    """Return that a training has ended, and which epoch is kept; 0 is the given model."""
+    return f"the end; epoch {epoch} is kept" if epoch else "the end; the given model is kept"
 
 
 MAX_ROWS = 40

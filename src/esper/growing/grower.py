@@ -263,7 +263,7 @@ class Grower:
     ) -> Decision:
         """End an epoch: observe the model, let the controller decide, and act.
 
-        With several processes, which all call it, the mean of what they give counts; a rank that
+        With several processes, which all call it, the mean of their values is used; a rank that
         has no score gives none.
 
         Args:

@@ -128,7 +128,7 @@ class Race:
     def train_plainly(self) -> Lane:
         """Train the given model to its last epoch, within limits of its own, and return its lane.
 
-        It goes on from where the race left it, unless that is within an epoch.
+        Its training continues where the race left it, unless that is within an epoch.
         """
         stopped, seconds = self.stopped, self.seconds
         lane = self.lanes[1]

@@ -27,7 +27,7 @@ class SampleCatcher:
             self._hook = model.register_forward_pre_hook(catch, with_kwargs=True)
 
     def take(self) -> Any:
-        """Return a sample, None if there is none yet; after that no more is caught."""
+        """Return the sample, or None before the first batch; stop catching afterwards."""
         if self._hook is not None and self._sample is not None:
             self._hook.remove()
             self._hook = None

@@ -196,9 +196,9 @@ class Governor:
     for each loss, :meth:`check_gradients` after the backward passes, and :meth:`commit` with the
     update. A check that returns a report has rolled the model back; the update is skipped then.
 
-    A snapshot is taken at the end of each epoch and after each growth action. It counts as good
-    once a loss has been seen on it; until then the good one before it is kept too, and a rollback
-    leads to that one: growth actions since are undone.
+    A snapshot is taken at the end of each epoch and after each growth action. It is known to be
+    good once a loss has been seen on it; until then the good one before it is kept too, and a
+    rollback leads to that one: growth actions since are undone.
 
     With several processes, each loss is the mean of theirs, all of them roll back if one has to,
     and the model, seeds included, starts on all of them as on rank 0. Gradients of what was grown
@@ -257,7 +257,7 @@ class Governor:
         self._good: _Snapshot = self._latest
         """The last snapshot, and the last one whose loss was good."""
         self._is_proven = True
-        """Whether the parameters are those of a good state: the given one counts as good."""
+        """Whether the parameters are those of a good state; the given one is taken as good."""
         self._seen: list[float] = []
         """Good losses since the last update."""
         self._on_change()

@@ -92,7 +92,7 @@ class SeedSlot(SlotBase, BlockWrapper):
         """Computes the gate of the gated style, one number per position."""
         self.form = SeedForm.SERIAL
         self.fossils: nn.ModuleList | None = None
-        """A :class:`AbsorbedSeed` for each fossil of the slot's life; None if there is none."""
+        """A :class:`AbsorbedSeed` for each fossil of the slot's life; None without one."""
         self.is_off = False
         """Whether the seed is disabled, to measure what it contributes; fossils never are."""
         self._lives = lives
@@ -199,7 +199,7 @@ class SeedSlot(SlotBase, BlockWrapper):
         return seed
 
     def restyle(self, style: BlendStyle) -> None:
-        """Create the gate if the style needs one and there is none; remove it otherwise."""
+        """Create the gate if the style needs one; remove it otherwise."""
         if style != BlendStyle.LEARNED_GATE:
             self.gate = None
         elif self.gate is None:

@@ -180,7 +180,7 @@ class Host:
         self.note_life()
 
     def program(self, ablation: Ablation | None) -> Program | str:
-        """Return the program that trains (None) or evaluates the host; or why there is none."""
+        """Return the program that trains (None) or evaluates the host; or why none does."""
         found = self._programs.get(ablation)
         if found is None:
             try:
@@ -228,7 +228,7 @@ class Host:
         return tuple(found.get(id(p), (0, 1.0)) for p in table.parameters) if found else ()
 
     def lay_out(self) -> HostMemory:
-        """Return the memory that holds the host's tensors, making it if there is none."""
+        """Return the memory that holds the host's tensors, making it at first use."""
         if self.memory is None:
             assert self._table is not None, "a host with a program has a table"
             names = moment_names(self.config)

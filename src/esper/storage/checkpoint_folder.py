@@ -148,7 +148,7 @@ class CheckpointFolder:
         raise CheckpointError(f"{self.path} holds no checkpoints.")
 
     def best(self) -> Loaded | None:
-        """Return the last checkpoint that was saved as the best; None if there is none.
+        """Return the last checkpoint that was saved as the best, or None.
 
         Emits a :class:`CheckpointWarning` for each damaged checkpoint, which may have been the
         best one.

@@ -281,7 +281,7 @@ def _silenced() -> Generator[None]:
 
 
 def _make_token() -> None:
-    """Make a token if there is none, and let only this user read it."""
+    """Make a token unless one exists, and let only this user read it."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
     path = Path(_token_place()).expanduser().absolute()

@@ -177,7 +177,7 @@ def train(
 
     Args:
         config: The settings, or a TOML file with them.
-        task: Name of the task, or the task itself; its own budget counts unless another is given.
+        task: Name of the task, or the task itself; its own budget applies unless another is given.
         preset: The name of a preset, in place of ``config``; ``"quick"`` if neither is given.
         run_dir: The folder of the run; by default a folder in ``runs`` named after task and time.
         watchers: Receive every record as it is made, or each step's number if they have a method

@@ -97,7 +97,7 @@ def make_in_worker(name: str, make: Callable[[], Task]) -> Task:
 
 
 def resolve_task(sourced: SourcedConfig, task: Task | None = None) -> tuple[SourcedConfig, Task]:
-    """Make the task of a new run; its own budget counts where no file or user gave another.
+    """Make the task of a new run; its own budget applies unless a file or the user gave another.
 
     Args:
         sourced: The settings.

@@ -91,7 +91,7 @@ function title(parts) {
   return `${parts[1]} · ${label} · Esper`;
 }
 
-/** Moves the focus to another screen's content, so that the keyboard goes on from there. */
+/** Moves the focus to another screen's content, where the keyboard continues. */
 function useFocusOnArrival(main, place) {
   const last = useRef(place);
   useEffect(() => {

@@ -28,7 +28,7 @@ export class MetricTable {
     return this.roundsDone === null ? -1 : Math.max(-1, this.roundsDone - OVERLAP);
   }
 
-  /** Tells whether the run took rounds back, as it does when it goes on from a checkpoint. */
+  /** Tells whether the run took rounds back, as it does when it resumes from a checkpoint. */
   wentBack(answer) {
     return this.roundsDone !== null && answer.rounds_done < this.roundsDone;
   }
@@ -54,7 +54,7 @@ export class MetricTable {
     return true;
   }
 
-  /** Gives a metric, empty if there is none of that name. */
+  /** Gives a metric by name; empty if unknown. */
   get(name) {
     const known = this.series[name] ?? NOTHING;
     const more = this.detail?.series[name];

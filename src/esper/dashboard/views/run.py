@@ -154,7 +154,7 @@ def headline(telemetry: RunTelemetry) -> Row:
         options = dict(settings.task_options)
         found |= {"task": run.task, "task_options": options, "rounds": settings.rounds}
         if settings.is_own_training:
-            sized = last  # nothing is learned: the user's model is the one that counts
+            sized = last  # nothing is learned: the user's model is shown
     if last is not None:
         found |= {
             "rounds_done": last.round,

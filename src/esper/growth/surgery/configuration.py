@@ -22,7 +22,7 @@ from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.places import Group
 
 MAX_BUILDS, MAX_BRANCHES = 200, 2
-"""Models that a search builds, and changes of a field that it goes on from, at most."""
+"""Maximum number of models that a search builds, and of changes that it tries further."""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def repeated_entries(model: nn.Module) -> set[str]:
 
 
 def outer_block(name: str, blocks: set[str]) -> str:
-    """Return the outermost block that repeats around a module; empty if there is none."""
+    """Return the outermost block that repeats around a module, or an empty name."""
     parts = name.split(".")
     around = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
     return next((each for each in around if each in blocks), "")

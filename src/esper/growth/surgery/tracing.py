@@ -359,7 +359,7 @@ class PlaceFinder:
         return None
 
     def _try(self, same: Sequence[_Reach]) -> Place | str:
-        """Return the place of writers whose units are the same; why there is none if not."""
+        """Return the place of writers whose units are the same; otherwise, the reason."""
         if len({reach.units for reach in same}) > 1:
             return "layers that write the same units have different numbers of them."
         place = self._place_of(same)

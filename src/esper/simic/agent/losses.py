@@ -121,7 +121,7 @@ def normalize_advantages(advantages: Tensor, floor: float = 1e-6) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
-    """Return the share of the returns' variance that the values explain; 0 if there is none."""
+    """Return the share of the returns' variance that the values explain; 0 for constant returns."""
     variance = returns.var(correction=0)
     share = 1.0 - (returns - values).var(correction=0) / variance
     return torch.where(variance > 0, share, torch.zeros_like(share))

@@ -245,7 +245,7 @@ def _plantings(
 
 
 def _usable_slots(slot_config: SlotConfig, blueprint: str | None) -> list[str]:
-    """Return the enabled slots that a blueprint fits, or all for None; reject if there is none."""
+    """Return the enabled slots that a blueprint fits, or all for None; reject an empty result."""
     if blueprint is not None:
         slot_config.blueprint_index(blueprint)
     usable = [

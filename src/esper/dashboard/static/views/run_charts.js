@@ -148,7 +148,7 @@ function asValidation(chart) {
   return { ...chart, title: "Score", note: null, series: chart.series.map((one) => ({ ...one, label: "validation" })) };
 }
 
-/** Actions that were refused or illegal as shares of steps; nothing while there is none. */
+/** Actions that were refused or illegal as shares of steps; nothing without any. */
 function lost(table, steps) {
   return [["refused by a gate", "growth/refused"], ["illegal", "growth/illegal"]]
     .map(([label, name]) => ({ label, ...table.get(name) }))
