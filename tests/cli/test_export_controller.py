@@ -29,7 +29,6 @@ def test_an_exported_controller_grows_the_same_host_as_its_run(
     assert [line.split()[0] for line in lines] == [
         "kept",
         "kept/CARD.md",
-        "kept/results.png",
     ]
     grown = []
     for controller in (str(finished_run), "kept"):
@@ -39,7 +38,6 @@ def test_an_exported_controller_grows_the_same_host_as_its_run(
     card = (tmp_path / "kept/CARD.md").read_text()
     assert card.startswith(f"# Controller {finished_run.name}\n")
     assert "esper train --preset" in card
-    assert "](results.png)" in card
     assert len(card.splitlines()) <= 45
     summary = load_run(finished_run).summary
     assert summary is not None

@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 from statistics import median
 
-import numpy as np
 import pytest
 
 from esper.dashboard import views
 from esper.dashboard.report import collect_data, evaluation_view
 from esper.errors import ReportError
-from esper.formatting import points
 from esper.results.sentences import verdict_sentences
-from esper.statistics import mean_interval
 from esper.telemetry import open_run
 from esper.training.run import load_run
-from tests.dashboard.report_samples import add_summary, make_run
+from tests.dashboard.report_samples import make_run
 from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
 
@@ -61,24 +58,6 @@ def test_the_verdict_of_an_evaluation_is_computed_from_its_measurements() -> Non
     assert found["sentences"] == list(verdict_sentences(evidence))
     assert [one["against"] for one in found["differences"]] == ["heuristic"]
     assert [row[0] for row in found["tables"][0]["rows"]] == ["learned", "heuristic"]
-
-
-def test_runs_that_differ_only_in_their_seed_have_a_mean_with_an_interval(tmp_path: Path) -> None:
-    gains = [0.1, 0.2, 0.3, 0.25]
-    folders = [make_run(tmp_path / str(n), seed=n) for n in range(4)]
-    for folder, gain in zip(folders, gains, strict=True):
-        add_summary(folder, gain=gain)
-        config = folder / "config.toml"
-        config.write_text(config.read_text().replace("seed = 0", f"seed = {folder.name}"))
-    runs = {folder.name: load_run(folder) for folder in folders}
-    mean = points(mean_interval(np.array(gains)))
-    sentence = collect_data(runs)["mean"]
-    assert sentence.startswith("Mean difference of return over 4 training runs: ")
-    assert sentence.count(mean) == 2
-    assert collect_data(dict(list(runs.items())[:2]))["mean"] is None
-    config = folders[1] / "config.toml"
-    config.write_text(config.read_text().replace("rounds = 9", "rounds = 12"))
-    assert collect_data(runs | {"1": load_run(folders[1])})["mean"] is None
 
 
 def test_a_run_without_records_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -43,8 +42,7 @@ def run_export_controller(args: Sequence[str]) -> int:
     CONTROLLER.require_free(place)
     from dataclasses import replace
 
-    from esper.dashboard.figures import plot_claims
-    from esper.evidence.model_card import FIGURE_FILE, claims_of, write_card
+    from esper.evidence.model_card import claims_of, write_card
     from esper.tamiyo import holds_controller, save_controller
     from esper.tamiyo.controllers.saved import facts_of
     from esper.training.lookup import controller_of
@@ -60,16 +58,11 @@ def run_export_controller(args: Sequence[str]) -> int:
         deterministic=controller.deterministic or options.greedy,
     )
     rows = [] if found.summary is None else claims_of(found.summary)
-    figure = FIGURE_FILE if rows and find_spec("matplotlib") is not None else ""
-    card = write_card(facts_of(controller), rows, figure=figure)
-    save_controller(controller, place, card=card)
-    if figure:
-        plot_claims(rows, place / figure)
+    save_controller(controller, place, card=write_card(facts_of(controller), rows))
     print_columns(
         [
             (str(place), "weights, architecture and origin"),
             (f"{place}/CARD.md", "model card"),
-            *([(f"{place}/{figure}", "figure of the card")] if figure else []),
         ]
     )
     return 0

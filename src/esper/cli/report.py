@@ -26,9 +26,6 @@ class ReportOptions:
     evaluation: Annotated[str | None, Metavar("FILE")] = None
     """evaluation.json of esper evaluate; by default the one in or next to the run folders."""
 
-    png: Annotated[str | None, Metavar("FOLDER")] = None
-    """Folder to save figures in as PNG; needs matplotlib."""
-
 
 def run_report(args: Sequence[str]) -> int:
     """Write the report and print its path; then name damaged files whose contents it lacks."""
@@ -36,9 +33,7 @@ def run_report(args: Sequence[str]) -> int:
     from esper.dashboard.report import write_report
     from esper.errors import ReportError
 
-    place, problems = write_report(
-        options.runs, out=options.out, evaluation=options.evaluation, png=options.png
-    )
+    place, problems = write_report(options.runs, out=options.out, evaluation=options.evaluation)
     print(place)
     if problems:
         raise ReportError(" ".join(problems))

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from esper.arrays import Floats
 from esper.config.checks import require_choice
 from esper.dashboard import views
 from esper.errors import ConfigError, EvidenceError, RunError, StorageError
-from esper.evidence.model_card import ClaimRow, choose_rows
 from esper.results.arms import Arm, Kind
 from esper.results.evidence import Evidence
 from esper.results.files import evidence_text
@@ -33,8 +29,8 @@ if TYPE_CHECKING:
     from esper.growing.decisions import Trace
     from esper.training.run import Run
 
-Plot = Literal["learning", "timeline", "learned"]
-"""What to plot: learning curves, the timeline of one host, or what the controller learned."""
+Plot = Literal["learning", "timeline"]
+"""What to plot: learning curves, or the timeline of one host."""
 PLOTS: tuple[Plot, ...] = get_args(Plot)
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d1f")
@@ -117,7 +113,7 @@ def plot_run(
 
     Args:
         run: The run.
-        what: ``"learning"``, ``"timeline"`` or ``"learned"``.
+        what: ``"learning"`` or ``"timeline"``.
         env: The environment whose host to plot in a timeline.
         episode: The episode of that environment. Without either, a typical late episode is plotted.
 
@@ -129,8 +125,6 @@ def plot_run(
     if what == "learning":
         return plot_learning({run.name: run})
     with run.telemetry() as telemetry:
-        if what == "learned":
-            return plot_learned(views.learned(telemetry), title=run.name)
         if env is None and episode is None:
             found = views.shown_episodes(telemetry)
             if not found:
@@ -144,39 +138,6 @@ def plot_run(
             f"numbered from 0 to {run.config.envs - 1}, and episodes from 0."
         )
     return plot_episode(detail, title=f"{run.name}: environment {place[0]}, episode {place[1]}")
-
-
-def save_plots(runs: Mapping[str, Run], folder: Path) -> list[Path]:
-    """Save the learning curves of all runs, and a timeline and the actions of each, as PNG.
-
-    Args:
-        runs: The runs by name.
-        folder: The folder to save in, which is created if it does not exist.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-        StorageError: If a file cannot be written.
-    """
-    saved: list[Path] = []
-    for name, figure in _run_figures(runs):
-        saved.append(folder / f"{name}.png")
-        save_figure(figure, saved[-1])
-    return saved
-
-
-def _run_figures(runs: Mapping[str, Run]) -> Iterator[tuple[str, Figure]]:
-    """Yield each figure with the name of its file."""
-    yield "learning", plot_learning(runs)
-    for place, (name, run) in enumerate(runs.items()):
-        in_file = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
-        prefix = "" if len(runs) == 1 else f"{place}-{in_file}-"
-        with run.telemetry() as telemetry:
-            for one in views.shown_episodes(telemetry)[:1]:
-                title = f"{name}: {one['title']}"
-                yield f"{prefix}timeline", plot_episode(one["detail"], title=title)
-            learned = views.learned(telemetry)
-            if any(part["n_episodes"] for part in learned["parts"]):
-                yield f"{prefix}learned", plot_learned(learned, title=name)
 
 
 # Learning curves
@@ -519,71 +480,6 @@ def _draw_stages(figure: Any, shown: set[str]) -> None:
         figure.legend(handles=patches, frameon=False, fontsize="small", **place)
 
 
-# What a controller learned
-
-
-N_NAMED = 6
-"""Blueprints with their own colour; the others share one."""
-
-
-def plot_learned(learned: views.Learned, *, title: str = "") -> Figure:
-    """Return a figure of ops, blueprints, and when the controller grows and finishes.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
-    figure = empty_figure(11, 7)
-    axes: Any = figure.subplots(2, 2)
-    ops, blueprints, growing, stopping = axes.flat
-    parts = [part for part in learned["parts"] if part["n_episodes"]]
-    middles = [(part["first_round"] + part["last_round"]) / 2 for part in parts]
-    for number, op in enumerate(dict.fromkeys(op for part in parts for op in part["ops"])):
-        rates = [part["ops"].get(op, 0.0) for part in parts]
-        colour = COLOURS[number % len(COLOURS)]
-        ops.plot(middles, rates, color=colour, marker="o", label=op.replace("_", " "))
-    ops.set_xlabel("round")
-    _finish(ops, "Ops per episode")
-    _draw_blueprints(blueprints, parts)
-    _draw_epochs(growing, [(part, part["germination_epochs"]) for part in parts])
-    _finish(growing, "Germination epochs")
-    _draw_epochs(stopping, [(part, part["finish_epochs"]) for part in parts])
-    _finish(stopping, "Finish epochs")
-    figure.suptitle(plain(title))
-    return figure
-
-
-def _draw_blueprints(axis: Any, parts: list[views.LearnedPart]) -> None:
-    """Draw the shares of germinated seeds as stacked bars."""
-    totals: dict[str, float] = {}
-    for part in parts:
-        for name, value in part["blueprints"].items():
-            totals[name] = totals.get(name, 0.0) + value
-    order = sorted(totals, key=lambda name: (-totals[name], name))
-    groups = {name: [name] for name in order[:N_NAMED]} | {"others": order[N_NAMED:]}
-    below = [0.0] * len(parts)
-    for number, (label, names) in enumerate(groups.items()):
-        shares = [sum(part["blueprints"].get(name, 0.0) for name in names) for part in parts]
-        axis.bar(range(len(parts)), shares, bottom=below, color=COLOURS[number], label=plain(label))
-        below = [one + share for one, share in zip(below, shares, strict=True)]
-    axis.set_xticks(range(len(parts)), [f"{p['first_round']}-{p['last_round']}" for p in parts])
-    axis.set_xlabel("rounds")
-    axis.set_title("Share of germinated seeds", loc="left")
-    axis.legend(edgecolor="none", fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _draw_epochs(axis: Any, counted: list[tuple[views.LearnedPart, dict[int, int]]]) -> None:
-    """Draw events per episode by epoch, for the first and the last part of training."""
-    ends = counted[:1] + counted[1:][-1:]
-    for (part, counts), colour, style in zip(ends, COLOURS, ("--", "-"), strict=False):
-        if counts:
-            epochs = range(min(counts), max(counts) + 1)
-            rates = [counts.get(epoch, 0) / part["n_episodes"] for epoch in epochs]
-            label = f"rounds {part['first_round']} to {part['last_round']}"
-            axis.plot(epochs, rates, linestyle=style, marker=".", color=colour, label=label)
-    axis.set_xlabel("epoch")
-    axis.set_ylabel("per episode")
-
-
 # Evaluations
 
 
@@ -595,9 +491,6 @@ MARKERS: dict[Kind, str] = {
     "same_flops": "v",
     "ablation": "X",
 }
-
-VERDICT_COLOURS = {"yes": "#009E73", "no": "#7F7F7F", "worse": "#D55E00"}
-"""The colour of a claim by whether it was reached."""
 
 TEXT_FILE, CHART_FILE = "evaluation.md", "pareto.png"
 
@@ -733,34 +626,3 @@ def _draw_arms(
         label="Pareto front",
     )
     axis.set(xlim=(left, right), ylim=(bottom, top))
-
-
-def plot_claims(rows: Sequence[ClaimRow], path: str | os.PathLike[str]) -> None:
-    """Save a picture of claims, a bar of its interval for each, in the order of a model card.
-
-    Rows in another unit than the first are left out, as they cannot share its axis.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-        EvidenceError: If there are no rows.
-        StorageError: If the file cannot be written.
-    """
-    if not rows:
-        raise EvidenceError("no rows; give at least one claim.")
-    shown = choose_rows([row for row in rows if row.unit == rows[0].unit])[::-1]
-    figure = empty_figure(9.0, 1.1 + 0.34 * len(shown))
-    axis: Any = figure.subplots()
-    for height, row in enumerate(shown):
-        colour = VERDICT_COLOURS[row.verdict]
-        axis.plot(row.interval, [height, height], color=colour, linewidth=3, alpha=0.5)
-        axis.plot([row.result], [height], "o", color=colour)
-    labels = [
-        plain(fill(f"{row.claim.replace('`', '')} against {row.against}", 70)) for row in shown
-    ]
-    axis.set_yticks(range(len(shown)), labels, fontsize="xx-small")
-    axis.axvline(0.0, color="0.6", linewidth=0.8)
-    axis.grid(alpha=0.25, axis="x")
-    text = f"controller minus the other, in {rows[0].unit}, with 95% intervals; "
-    text += "green: reached, grey: not shown, orange: worse"
-    figure.supxlabel(text, fontsize="small")
-    save_figure(figure, Path(path))

@@ -20,7 +20,7 @@ from esper.errors import (
     StorageError,
     TelemetryError,
 )
-from esper.formatting import listed, points
+from esper.formatting import listed
 from esper.storage.files import MALFORMED, open_file, plain_reason, write_atomic
 from esper.version import __version__
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 _MARKED = 200
 """Characters at the start of a report that include its mark."""
-MIN_RUNS = 3
-"""Fewest runs for which an interval over runs is given."""
-_IRRELEVANT = {"seed", "threads", "checkpoints", "telemetry"}
-"""Settings that may differ between runs of one method."""
 
 
 def report(
@@ -41,7 +37,6 @@ def report(
     *,
     out: str | os.PathLike[str] | None = None,
     evaluation: str | os.PathLike[str] | None = None,
-    png: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Write a report on one or more runs, finished or not, and return its path.
 
@@ -53,10 +48,8 @@ def report(
         out: The file to write; by default ``report.html`` in the folder of the only run, or in the
             working folder for several runs.
         evaluation: An ``evaluation.json`` of ``esper evaluate``; by default those in the folders.
-        png: A folder to save figures in as PNG; None for no figures.
 
     Raises:
-        ConfigError: If figures are requested without matplotlib.
         RunError: If a run does not exist.
         ReportError: If a run has no records, or the file exists and is not a report.
         TelemetryError: If the records of a run are damaged.
@@ -67,7 +60,7 @@ def report(
         >>> path.name
         'report.html'
     """
-    place, problems = write_report(runs, out=out, evaluation=evaluation, png=png)
+    place, problems = write_report(runs, out=out, evaluation=evaluation)
     for problem in problems:
         warnings.warn(problem, EsperWarning, stacklevel=2)
     return place
@@ -78,7 +71,6 @@ def write_report(
     *,
     out: str | os.PathLike[str] | None = None,
     evaluation: str | os.PathLike[str] | None = None,
-    png: str | os.PathLike[str] | None = None,
 ) -> tuple[Path, list[str]]:
     """Write a report as :func:`report` does, and return its path and all problems.
 
@@ -89,10 +81,6 @@ def write_report(
     place = folder / "report.html" if out is None else Path(out)
     require_replaceable(place)
     data = collect_data(found, evaluation)
-    if png is not None:
-        from esper.dashboard.figures import save_plots
-
-        save_plots(found, Path(png))
     try:
         write_atomic(place, make_page(data, f"{listed(list(found))} · Esper"))
     except OSError as error:
@@ -171,9 +159,6 @@ def collect_data(
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": collected,
         "evaluations": found,
-        "mean": _mean_over_runs(
-            list(runs.values()), [one["run"]["comparison"] for one in collected]
-        ),
     }
 
 
@@ -204,37 +189,6 @@ def _collect_run(run: Run, name: str, id_: str) -> dict[str, Any]:
         reason = detail["problem"] or "no records yet"
         raise ReportError(f"{run.path} cannot be shown: {reason}; try again later.")
     return {"id": id_, "run": detail | {"id": id_, "name": name}, **values}
-
-
-def _mean_over_runs(
-    runs: Sequence[Run], comparisons: Sequence[views.ComparisonView | None]
-) -> str | None:
-    """Return the mean differences of runs of one method with their intervals, in a sentence.
-
-    The interval is about further training runs. None with fewer than three runs, if a setting other
-    than the seed differs, or if a run has not been compared yet.
-    """
-    from esper.config.schema import settings_of
-    from esper.results.arms import LABELS
-    from esper.statistics import mean_interval
-
-    settings = [{one.path: one.default for one in settings_of(run.config)} for run in runs]
-    differing = {path for one in settings for path in one if one[path] != settings[0].get(path)}
-    if len(runs) < MIN_RUNS or not {path.split(".")[0] for path in differing} <= _IRRELEVANT:
-        return None
-    means: list[str] = []
-    for against in ("no-growth", "fixed"):
-        known = [
-            one["ep_rew"]["mean"]
-            for comparison in comparisons
-            for one in (comparison or views.NO_RESULTS)["differences"]
-            if one["against"] == against
-        ]
-        numbers = [mean for mean in known if mean is not None]
-        if len(numbers) < len(runs):
-            return None
-        means.append(f"{points(mean_interval(numbers))} to {LABELS[against]}")
-    return f"Mean difference of return over {len(runs)} training runs: {listed(means)}."
 
 
 def _find_evaluations(

@@ -182,10 +182,10 @@ class Run:
     def plot(
         self, what: Plot = "learning", *, env: int | None = None, episode: int | None = None
     ) -> Figure:
-        """Return a matplotlib figure of the learning curve, of one episode, or of the policy.
+        """Return a matplotlib figure of the learning curves or of one episode.
 
         Args:
-            what: ``"learning"``, ``"timeline"`` or ``"learned"``.
+            what: ``"learning"`` or ``"timeline"``.
             env: For a timeline, the environment; a typical episode if neither is given.
             episode: For a timeline, the episode of that environment.
         """
@@ -198,12 +198,11 @@ class Run:
         *,
         out: str | os.PathLike[str] | None = None,
         evaluation: str | os.PathLike[str] | None = None,
-        png: str | os.PathLike[str] | None = None,
     ) -> Path:
         """Write a report on the run and return its file; see :func:`esper.report`."""
         from esper.dashboard.report import report
 
-        return report(self, out=out, evaluation=evaluation, png=png)
+        return report(self, out=out, evaluation=evaluation)
 
     def best_host(self, *, allow_code: bool = False) -> nn.Module:
         """Grow the best host of the final comparison again and return it as a plain module.

@@ -27,7 +27,7 @@ SCREENS = {
     "/growth": "[data-test=network] .block, [data-test=network] .empty-slot",
     "/environments": "[data-test=env-2] .sparkline",
     "/health": "[data-test=chart-memory] canvas",
-    "/learned": ".bar-table >> nth=2",
+    "/learned": ".bar-table >> nth=1",
     "/settings": "table.settings",
 }
 """Screens of a run by the end of their URL, with an element that appears once they are drawn."""

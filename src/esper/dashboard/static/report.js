@@ -7,7 +7,7 @@ import { Episode } from "./components/episode.js";
 import { Empty } from "./components/messages.js";
 import { StagePatterns } from "./components/stages.js";
 import { EvaluationVerdict } from "./components/verdict.js";
-import { moment, withMinus } from "./format.js";
+import { moment } from "./format.js";
 import { live } from "./live.js";
 import { address, hasScreen } from "./router.js";
 import { startTheme } from "./theme.js";
@@ -60,7 +60,6 @@ function Together({ runs }) {
   return html`<section class="report-screen" id="/compare">
     <div class="screen-head"><h1>Compare</h1></div>
     ${data.evaluations.length > 0 && html`<div class="verdicts">${data.evaluations.map((one) => html`<${EvaluationVerdict} evaluation=${one} />`)}</div>`}
-    ${data.mean && html`<p class="conclusion-line" data-test="mean">${withMinus(data.mean)}</p>`}
     <${Compared} runs=${runs} ids=${runs.map(({ id }) => id)} mark=${null} />
   </section>`;
 }

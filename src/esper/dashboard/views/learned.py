@@ -9,9 +9,8 @@ from typing import TypedDict
 
 from esper.config.checks import PositiveInt, check
 from esper.config.growth import RewardForm
-from esper.dashboard.views.episode import named
-from esper.dashboard.views.run import names_of, run_of, settings_of
-from esper.dashboard.views.values import Row, finite
+from esper.dashboard.views.run import run_of, settings_of
+from esper.dashboard.views.values import finite
 from esper.formatting import span
 from esper.lifecycle.stages import Stage
 from esper.telemetry import RunTelemetry
@@ -31,8 +30,6 @@ class LearnedPart(TypedDict):
     """How often each op was done per episode."""
     blueprints: dict[str, float]
     """Each blueprint's share of the germinated seeds."""
-    committed: dict[str, float]
-    """Each blueprint's share of the fossilized seeds."""
     germination_epochs: dict[int, int]
     """Seeds germinated in each epoch, counted from 1."""
     finish_epochs: dict[int, int]
@@ -48,8 +45,6 @@ class Learned(TypedDict):
     """What changed from the first to the last part, in words; None with fewer than two parts in
     which an episode ended."""
     parts: list[LearnedPart]
-    carried_out: Row
-    """Actions chosen and carried out in the latest steps; see :func:`carried_out`."""
     reward: RewardForm | None
     """What mean returns are relative to, as in :func:`overview`."""
 
@@ -71,11 +66,10 @@ def learned(telemetry: RunTelemetry, n_parts: int = 6) -> Learned:
         n = min(n_parts, done)
         bounds = [(part * done // n + 1, (part + 1) * done // n) for part in range(n)]
         parts = [_part(telemetry, first, last) for first, last in bounds]
-        latest, run = carried_out(telemetry), run_of(telemetry)
+        run = run_of(telemetry)
     return {
         "summary": _summarize(parts),
         "parts": parts,
-        "carried_out": latest,
         "reward": None if run is None else settings_of(run).rewards.reward,
     }
 
@@ -131,14 +125,13 @@ def _part(telemetry: RunTelemetry, first: int, last: int) -> LearnedPart:
         "AND ep_len > n_epochs GROUP BY n_epochs ORDER BY n_epochs",
         **rounds,
     )
-    germinated, committed, epochs = _count_seeds(telemetry, rounds)
+    germinated, epochs = _count_seeds(telemetry, rounds)
     return {
         "first_round": first,
         "last_round": last,
         "n_episodes": n_episodes,
         "ops": _ops(telemetry, rounds),
         "blueprints": _shares(germinated),
-        "committed": _shares(committed),
         "germination_epochs": dict(sorted(epochs.items())),
         "finish_epochs": dict(finished),
         "mean_return": finite(mean_return),
@@ -148,23 +141,18 @@ def _part(telemetry: RunTelemetry, first: int, last: int) -> LearnedPart:
 
 def _count_seeds(
     telemetry: RunTelemetry, rounds: dict[str, int]
-) -> tuple[Counter[str], Counter[str], Counter[int]]:
-    """Return seeds germinated and fossilized by blueprint, and germinated by epoch."""
-    germinated, committed, epochs = Counter[str](), Counter[str](), Counter[int]()
-    for blueprint, epoch, is_germinated, is_fossilized, n in telemetry.select(
-        "SELECT blueprint, epoch, from_stage = :dormant, to_stage = :fossilized, count(*) "
-        "FROM seed_events WHERE round BETWEEN :first AND :last "
-        "AND (from_stage = :dormant OR to_stage = :fossilized) GROUP BY 1, 2, 3, 4",
+) -> tuple[Counter[str], Counter[int]]:
+    """Return the germinated seeds by blueprint and by epoch."""
+    blueprints, epochs = Counter[str](), Counter[int]()
+    for blueprint, epoch, n in telemetry.select(
+        "SELECT blueprint, epoch, count(*) FROM seed_events "
+        "WHERE round BETWEEN :first AND :last AND from_stage = :dormant GROUP BY 1, 2",
         dormant=Stage.DORMANT.name.lower(),
-        fossilized=Stage.FOSSILIZED.name.lower(),
         **rounds,
     ):
-        if is_germinated:
-            germinated[blueprint] += n
-            epochs[epoch] += n
-        if is_fossilized:
-            committed[blueprint] += n
-    return germinated, committed, epochs
+        blueprints[blueprint] += n
+        epochs[epoch] += n
+    return blueprints, epochs
 
 
 def _shares(counts: Counter[str]) -> dict[str, float]:
@@ -179,57 +167,3 @@ def _ops(telemetry: RunTelemetry, rounds: dict[str, int]) -> dict[str, float]:
     sql = f"SELECT {means} FROM rounds WHERE round BETWEEN :first AND :last"
     (values,) = telemetry.select(sql, **rounds)
     return {op: n for op, n in zip(_OPS, values, strict=True) if n is not None}
-
-
-MAX_STEPS = 100_000
-"""Latest steps that are counted by op; counting all of a long run takes too long."""
-
-N_REASONS = 5
-"""Most frequent reasons of gates that are listed."""
-
-
-def carried_out(telemetry: RunTelemetry) -> Row:
-    """Return what became of the actions that were chosen in the latest steps of whole rounds.
-
-    ``ops`` says how often each was chosen, done, refused and illegal, in the order of the op head,
-    without those never chosen or done; one that is refused or illegal becomes a wait. ``reasons``
-    are those of gates, most frequent first. ``n_steps`` is 0 if steps are not recorded.
-    """
-    with telemetry.snapshot():
-        run = run_of(telemetry)
-        n_envs = 1 if run is None else settings_of(run).envs
-        (last_round,) = telemetry.select("SELECT max(round) FROM rounds")[0]
-        (last_step,) = telemetry.select("SELECT max(step) FROM steps")[0]
-        since = (last_step or 0) - max(1, MAX_STEPS // n_envs)
-        bounds = {"since": since, "last": last_round or 0}
-        chosen = "FROM steps WHERE step > :since AND round <= :last"
-        rows = telemetry.select(
-            "SELECT op, op_done, is_illegal, refusal IS NOT NULL, min(round), max(round), count(*) "
-            f"{chosen} GROUP BY 1, 2, 3, 4",
-            **bounds,
-        )
-        reasons = telemetry.select(
-            f"SELECT refusal, count(*) {chosen} AND refusal IS NOT NULL "
-            "GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :n",
-            **bounds,
-            n=N_REASONS,
-        )
-    counted: dict[int, Row] = {}
-    names = names_of(run).ops
-
-    def outcome(op: int) -> Row:
-        empty = {"op": named(names, op), "chosen": 0, "done": 0, "refused": 0, "illegal": 0}
-        return counted.setdefault(op, empty)
-
-    for op, done, is_illegal, is_refused, _, _, n in rows:
-        outcome(op)["chosen"] += n
-        outcome(done)["done"] += n
-        outcome(op)["illegal"] += n if is_illegal else 0
-        outcome(op)["refused"] += n if is_refused and not is_illegal else 0
-    return {
-        "first_round": min((row[4] for row in rows), default=None),
-        "last_round": max((row[5] for row in rows), default=None),
-        "n_steps": sum(row[6] for row in rows),
-        "ops": [counted[op] for op in sorted(counted)],
-        "reasons": [{"reason": reason, "count": n} for reason, n in reasons],
-    }

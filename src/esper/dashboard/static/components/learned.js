@@ -15,15 +15,10 @@ export function Learned({ learned }) {
   const { parts } = learned;
   return html`<div class="stack">
     ${learned.summary && html`<p class="conclusion-line" data-test="learned-verdict">${learned.summary}</p>`}
-    <${BarTable} title="Ops" note="per episode, by part of training; all bars have the same scale"
+    <${BarTable} title="Ops" note="per episode, by part of training; ops that never occurred are left out"
       parts=${parts} rows=${opRows(parts).filter(({ name }) => name !== WAIT)} format=${twoDigits} extra=${numberRows(learned)} />
-    <${CarriedOut} carriedOut=${learned.carried_out} />
-    <div class="grid-2">
-      <${BarTable} title="Blueprints germinated" note="share of the seeds germinated" parts=${parts} rows=${shareRows(parts, "blueprints")}
-        format=${percent} />
-      <${BarTable} title="Blueprints kept" note="share of the seeds fossilized" parts=${parts} rows=${shareRows(parts, "committed")}
-        format=${percent} />
-    </div>
+    <${BarTable} title="Blueprints" note="share of the seeds germinated" parts=${parts} rows=${shareRows(parts, "blueprints")}
+      format=${percent} />
     <div class="grid-2">
       <${Histograms} title="When seeds are germinated" note="share of the seeds, by epoch" parts=${parts}
         field="germination_epochs" empty="Nothing was germinated." />
@@ -33,47 +28,12 @@ export function Learned({ learned }) {
   </div>`;
 }
 
-/** What was chosen and what was carried out, as shares of the latest steps. */
-function CarriedOut({ carriedOut }) {
-  const { n_steps: n, ops, reasons } = carriedOut;
-  if (n === 0) return null;
-  const lost = ops.reduce((sum, { refused, illegal }) => sum + refused + illegal, 0);
-  const maximum = Math.max(...ops.flatMap(({ chosen, done }) => [chosen, done]));
-  const share = (value) => probability(value / n);
-  return html`<section class="panel" data-test="carried-out">
-    <div class="panel-head"><h2>Chosen and carried out</h2>
-      <span class="muted small">share of ${whole(n)} steps, ${roundWords(carriedOut)}</span></div>
-    <p class="carried-out-words">${lost === 0
-      ? "Every action was carried out: none was illegal or refused by a gate."
-      : `${share(lost)} of the actions were not carried out; gates refuse them or they are illegal, and the step is a wait.`}</p>
-    <${TableBox} label="Chosen and carried out"><table class="plain small bar-table carried-out">
-      <thead><tr><th scope="col">op</th>${["chosen", "carried out", "refused", "illegal"]
-        .map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-      <tbody>${inOrder(ops).map(({ op, chosen, done, refused, illegal }) => html`<tr key=${op}><th scope="row">${plain(op)}</th>
-        <${BarCell} value=${chosen / n} maximum=${maximum / n} format=${probability} />
-        <${BarCell} value=${done / n} maximum=${maximum / n} format=${probability} />
-        ${[refused, illegal].map((count) => html`<td class=${classes(count === 0 && "muted")}>${count ? share(count) : "0%"}</td>`)}
-      </tr>`)}</tbody></table><//>
-    ${reasons.length > 0 && html`<h3 class="carried-out-reasons">Why gates refused</h3>
-      <ul class="rows">${reasons.map(({ reason, count }) => html`<li><span>${share(count)}</span>
-        <span class="muted">${reason}</span></li>`)}</ul>`}
-  </section>`;
-}
-
-function roundWords({ first_round: first, last_round: last }) {
-  return first === last ? `round ${first}` : `rounds ${first} to ${last}`;
-}
-
-function inOrder(ops) {
-  const rank = ({ op }) => (OPS.includes(op) ? OPS.indexOf(op) : OPS.length);
-  return [...ops].sort((a, b) => rank(a) - rank(b));
-}
-
 function opRows(parts) {
   const names = [...new Set(parts.flatMap(({ ops }) => Object.keys(ops)))];
   const rank = (name) => (OPS.includes(name) ? OPS.indexOf(name) : OPS.length);
   names.sort((a, b) => rank(a) - rank(b));
-  return names.map((name) => ({ name: plain(name), values: parts.map((part) => (part.n_episodes ? part.ops[name] ?? 0 : null)) }));
+  const rows = names.map((name) => ({ name, values: parts.map((part) => (part.n_episodes ? part.ops[name] ?? 0 : null)) }));
+  return rows.filter(({ values }) => values.some((value) => value > 0));
 }
 
 /** Rows of plain numbers: what is not an act of growth, or has a scale of its own. */

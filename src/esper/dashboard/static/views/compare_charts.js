@@ -8,7 +8,7 @@ import { heldOutReward, RELATIVE_TO } from "../words.js";
 const CHARTS = [
   { name: "return", unit: "return", title: "Return, held-out hosts", metric: "eval/mean_reward", format: number, isPoints: true, ofReward: heldOutReward },
   { name: "rollout", unit: "return", title: "Return, training", metric: "rollout/ep_rew_mean", format: number, ofReward: (reward) => reward },
-  { name: "score", unit: "final score", title: "Accuracy, held-out hosts", metric: "eval/score", format: number, isPoints: true },
+  { name: "score", unit: "score", title: "Score, held-out hosts", metric: "eval/score", format: number, isPoints: true },
   { name: "parameters", unit: "parameters", title: "Parameters grown", metric: "growth/seed_parameters", format: count, fromZero: true },
   { name: "flops", unit: "share of reference", title: "FLOPs", metric: "growth/flops", format: number, fromZero: true },
   { name: "kl", unit: "nats", title: "KL of the update", metric: "train/approx_kl", format: compact, fromZero: true },

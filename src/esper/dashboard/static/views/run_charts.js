@@ -29,7 +29,7 @@ function chartsOf(table, klLimit, steps = null, reward = null) {
   return [
     ...returnCharts(table, line, reward),
     {
-      name: "score", title: "Accuracy", note: "of the final host", unit: "final score", format: number,
+      name: "score", title: "Score", note: "of the final host", unit: "score", format: number,
       series: [
         line("training", "growth/score"),
         line("held-out", "eval/score", { isPoints: true, dash: [] }),
@@ -72,7 +72,7 @@ function chartsOf(table, klLimit, steps = null, reward = null) {
     },
     {
       name: "ops", title: "Ops", note: "of episodes that ended in the round", unit: "per episode", fromZero: true, format: compact,
-      series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)),
+      series: known(table, "ops/", OPS).map((op) => line(plain(op), `ops/${op}`)).filter(({ values }) => values.some((value) => value !== 0)),
     },
     {
       name: "not-carried-out", title: "Actions not carried out", unit: "share of steps", fromZero: true, format: probability,
