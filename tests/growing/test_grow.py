@@ -38,7 +38,7 @@ from esper.growing.decisions import Decision
 from esper.growing.grow import grow
 from esper.growing.grown import Grown, GrowthSummary, SlotGrowth, germination_epochs
 from esper.growth.blueprints.registry import blueprint_names
-from esper.growth.export.exporter import comes_from_esper
+from esper.growth.export import comes_from_esper
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_state import SlotState
 from esper.modes import THREAD_VARIABLES

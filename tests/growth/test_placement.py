@@ -524,7 +524,7 @@ def test_a_slot_can_be_iterated_and_indexed_like_its_block() -> None:
 
 @pytest.mark.parametrize("sample", [torch.randn(2, 99), torch.zeros(2, 5).int(), None, "x"])
 def test_a_sample_that_the_model_fails_on_is_rejected_in_one_line(sample: Any) -> None:
-    with pytest.raises(SlotError, match=r"Sequential .*sample_input") as caught:
+    with pytest.raises(SlotError, match="sample_input") as caught:
         add_slots(nn.Sequential(nn.Linear(5, 5), nn.ReLU()), ["0"], sample)
     assert "\n" not in str(caught.value)
 

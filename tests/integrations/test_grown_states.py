@@ -11,7 +11,7 @@ from torch import nn
 
 import esper
 from esper.errors import GrowerError, SavedModelError
-from esper.growth.export.exporter import require_plain
+from esper.growth.export import require_plain
 from esper.integrations import rebuild_on_load
 from esper.integrations.grown_states import KEY, GrownState, find_grown
 

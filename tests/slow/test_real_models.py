@@ -18,7 +18,7 @@ import esper
 from esper.errors import SlotError
 from esper.growth.blueprints import fitting_blueprints
 from esper.growth.dry_run import call_model
-from esper.growth.export.exporter import comes_from_esper
+from esper.growth.export import comes_from_esper
 from esper.growth.modules import count_parameters
 from esper.lifecycle.stages import Stage
 

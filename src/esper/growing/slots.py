@@ -12,8 +12,8 @@ from torch import nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, EsperError, SlotError, UnsupportedHostError, summarize_error
-from esper.growth.export.composition import require_composable
-from esper.growth.host_slots import own_slots, slot_config_for, slots, unwrapped
+from esper.growth.export import require_composable
+from esper.growth.host_slots import own_slots, slots, unwrapped
 from esper.growth.placement import (
     SlotProposal,
     SlotProposals,
@@ -25,7 +25,6 @@ from esper.growth.placement import (
 from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.slot_states import SlotStates
 from esper.growth.surgery.configuration import has_configuration
 from esper.lifecycle.stages import Stage
 
@@ -81,7 +80,7 @@ def place_slots(
         attach_slots(model, [sites[name] for name in choose_slots(found)], **options)
     for slot in slots(model).values():
         if isinstance(slot, SeedSlot):
-            require_composable(slot)
+            require_composable(slot.name, slot.block)
 
 
 def place_same_slots(
@@ -118,10 +117,8 @@ def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
     """Return whether a seed at the proposed place could be exported."""
     if proposal.site.what != "module":
         return True
-    block = model.get_submodule(proposal.name)
-    slot = SeedSlot(proposal.site, block, SlotStates(slot_config_for([proposal.site], None)))
     try:
-        require_composable(slot)
+        require_composable(proposal.name, model.get_submodule(proposal.name))
     except UnsupportedHostError:
         return False
     return True

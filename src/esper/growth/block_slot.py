@@ -14,7 +14,7 @@ from esper.growth.scales import OutputScale, Scale
 from esper.growth.sites import SlotSite
 from esper.growth.slot_states import SlotStates
 from esper.growth.surgery.blocks import add_blocks, remove_blocks
-from esper.growth.surgery.configuration import SizeChange, has_configuration
+from esper.growth.surgery.configuration import SizeChange
 from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.places import BlockList, renamed
 from esper.growth.surgery_slots import SurgerySlot
@@ -86,14 +86,8 @@ class BlockSlot(SurgerySlot):
     def grow(self, edits: Edits, n_new: int) -> None:
         """Put copies behind blocks of the list."""
         sources = self._longer(n_new)
-        fresh = self._lives.growth_config.deepen_start == "fresh"
-        add_blocks(
-            edits,
-            self.blocks,
-            sources,
-            start="fresh" if fresh else "zero",
-            has_own_config=not has_configuration(self.model),
-        )
+        is_fresh = self._lives.growth_config.deepen_start == "fresh"
+        add_blocks(edits, self.blocks, sources, start="fresh" if is_fresh else "zero")
         new = tuple(k for k, index in enumerate(sources) if index in sources[:k])
         self._set(edits, sources, new)
 

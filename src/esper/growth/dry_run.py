@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.data import DataLoader, Dataset
 
-from esper.errors import summarize_error
-from esper.growth.modules import uncompiled
+from esper.errors import EsperError, summarize_error, type_of
+from esper.growth.modules import named_modules, uncompiled
 from esper.modes import evaluation_mode
 
 
@@ -50,6 +51,57 @@ def call_model(model: nn.Module, sample_input: SampleInput) -> Any:
         if isinstance(sample_input, (tuple, list)):
             return model(*sample_input)  # pyright: ignore[reportUnknownArgumentType]
         return model(sample_input)
+
+
+def require_runnable(model: object, error: type[EsperError]) -> None:
+    """Reject what does not run in Python with dense weights: it cannot be watched or changed.
+
+    Raises:
+        EsperError: Of the given class, if it is not a module or is scripted, or if weights are
+            sparse, quantized or without memory.
+    """
+    if not isinstance(model, nn.Module):
+        raise error(f"model is {type_of(model)}; it must be a torch.nn.Module.")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise error("model is scripted (TorchScript); pass the module that it was made from.")
+    quantized = [n for n, m in named_modules(model).items() if ".quantized." in type(m).__module__]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise error(
+                f"{name} is on the meta device; load the model's weights first (model.to_empty, "
+                "then load_state_dict)."
+            )
+        if tensor.layout is not torch.strided:
+            raise error(f"{name} is sparse; use a dense tensor.")
+        is_weight = isinstance(tensor, nn.Parameter)
+        if is_weight and not (tensor.is_floating_point() or tensor.is_complex()):
+            quantized.append(name)
+    if quantized:
+        raise error(
+            f"{quantized[0]} is quantized; change the original model and quantize the result."
+        )
+
+
+def require_batch(sample_input: Any, error: type[EsperError]) -> None:
+    """Reject what is not one batch of a model's input.
+
+    Raises:
+        EsperError: Of the given class.
+    """
+    if sample_input is None or isinstance(sample_input, (DataLoader, Dataset, Iterator)):
+        given = "missing" if sample_input is None else type_of(cast(Any, sample_input))
+        raise error(
+            f"sample_input is {given}; give one batch that the model can be called with: a "
+            "tensor, a tuple of arguments or a mapping of keyword arguments."
+        )
+    values: Any = sample_input
+    if isinstance(sample_input, Mapping):
+        values = tuple(cast(Any, sample_input).values())
+    for value in values if isinstance(values, (tuple, list)) else (values,):  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, Tensor) and 0 in value.shape:
+            raise error(
+                f"sample_input has shape {list(value.shape)}; it needs at least one sample."
+            )
 
 
 def why_it_fails(model: nn.Module, sample_input: Any, error: Exception) -> str:

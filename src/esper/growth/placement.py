@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.config.checks import check, rejects_unknown
 from esper.config.growth import GrowthConfig
@@ -19,6 +19,8 @@ from esper.growth.dry_run import (
     SampleInput,
     count_inference_calls,
     record_calls,
+    require_batch,
+    require_runnable,
     tensors_in,
     why_it_fails,
 )
@@ -311,13 +313,8 @@ def require_growable(model: object) -> None:
         SlotError: If it is not a module, is compiled, is wrapped by DataParallel or FSDP1, or has
             parameters without memory.
     """
-    if not isinstance(model, nn.Module):
-        raise SlotError(f"model is {type_of(model)}; it must be a torch.nn.Module.")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise SlotError(
-            f"model is {type_of(model)} with TorchScript in it; a slot cannot be put into "
-            "compiled code. Pass the module it was made from."
-        )
+    require_runnable(model, SlotError)
+    assert isinstance(model, nn.Module), "it is runnable"
     for name, module in named_modules(unwrapped(model)).items():
         if "_orig_mod" in module.__dict__.get("_modules", {}):
             raise SlotError(
@@ -331,25 +328,10 @@ def require_growable(model: object) -> None:
                 f"models; use {UNSUPPORTED_WRAPPERS[kind]} instead."
             )
     require_one_mesh_axis(model)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise SlotError(
-                f"{name} of this {type(model).__name__} is on the meta device; load its weights "
-                "first (model.to_empty, then load_state_dict)."
-            )
-        if tensor.layout is not torch.strided:
-            raise SlotError(f"{name} of this {type(model).__name__} is sparse; use a dense tensor.")
 
 
 def _require_runs(model: nn.Module, sample_input: SampleInput) -> None:
-    given: Any = sample_input
-    if isinstance(sample_input, Mapping):
-        given = tuple(cast(Any, sample_input).values())
-    for tensor in given if isinstance(given, (tuple, list)) else (given,):  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(tensor, Tensor) and 0 in tensor.shape:
-            raise SlotError(
-                f"sample_input has shape {list(tensor.shape)}; it needs at least one sample."
-            )
+    require_batch(sample_input, SlotError)
     try:
         outputs = tensors_in(record_calls(model, {"": model}, sample_input)[""][0].output)
     except Exception as error:

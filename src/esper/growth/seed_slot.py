@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, cast
 
@@ -243,28 +242,6 @@ class SeedSlot(SlotBase, BlockWrapper):
     def absorbed(self) -> list[AbsorbedSeed]:
         """The fossils' modules, in order."""
         return cast(list[AbsorbedSeed], list(self.fossils or ()))
-
-    def unstacked(self) -> list[SeedSlot]:
-        """Return the slot as slots of one seed each, in order: every fossil, then the seed.
-
-        The first has the slot's block; the block of each other one is the slot before it.
-        """
-        found: list[SeedSlot] = []
-        for part, fossil in zip(self.absorbed, self.life.fossils, strict=True):
-            found.append(self._layer(found, part, fossil.as_life()))
-        if self.seed is not None:
-            found.append(self._layer(found, self, replace(self.life, fossils=())))
-            found[-1].is_off = self.is_off
-        return found
-
-    def _layer(
-        self, below: list[SeedSlot], part: SeedSlot | AbsorbedSeed, life: SlotLife
-    ) -> SeedSlot:
-        lives = SlotStates(self._lives.slot_config, self._lives.growth_config)
-        lives.set_life(self.name, life)
-        layer = SeedSlot(self.site, below[-1] if below else self.block, lives, self._model[0])
-        layer.seed, layer.gate, layer.form = part.seed, part.gate, part.form
-        return layer
 
     @property
     def is_in_use(self) -> bool:

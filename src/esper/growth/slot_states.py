@@ -31,13 +31,6 @@ class Fossil:
     units: int
     """Units that each place got, or blocks that the list got; 0 for a module beside a block."""
 
-    def as_life(self) -> SlotLife:
-        """Return the life of a slot that holds this seed and nothing else."""
-        schedule = AlphaSchedule(self.alpha, self.alpha, 0, FIRST_CURVE[self.style])
-        return SlotLife(
-            stage=Stage.FOSSILIZED, blueprint=self.blueprint, style=self.style, schedule=schedule
-        )
-
 
 @dataclass
 class SlotLife:

@@ -3,6 +3,9 @@
 What has to be zero in a copy is found by running the block
 (:mod:`esper.growth.residual_blocks`). A block that ends in a norm is the identity only on
 normalized input, so the weight and bias of that norm move on to the last of its copies.
+
+A model may keep the number of its blocks in a configuration, and each block its own index. Such
+fields are known by their name and by their value, which has to be the number or the index.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import torch
 from torch import nn
 
 from esper.growth.dry_run import Call, record_calls
-from esper.growth.module_lists import is_list, set_entries
 from esper.growth.modules import named_modules
 from esper.growth.residual_blocks import (
     become_identity,
@@ -25,10 +27,29 @@ from esper.growth.residual_blocks import (
     write_affine,
 )
 from esper.growth.seed_slot import BlockWrapper, copy_plain
+from esper.growth.surgery.configuration import has_configuration
 from esper.growth.surgery.edits import Edits, Replacement
 from esper.growth.surgery.places import BlockIdentity, BlockList
 
 Start = Literal["zero", "fresh", "copy"]
+
+COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "num_blocks",
+    "n_blocks",
+    "depth",
+)
+"""Names of fields that hold the number of blocks."""
+
+INDICES = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx", "block_index")
+"""Names of attributes that hold the index of a block."""
 
 
 def find_block_lists(
@@ -41,7 +62,7 @@ def find_block_lists(
         sample_input: Input for it.
         problems: Gets the reason for each block that cannot be copied, by its name.
     """
-    containers = {n: m for n, m in named_modules(model).items() if is_list(m) and len(_entries(m))}
+    containers = {n: m for n, m in named_modules(model).items() if _is_list(m) and _entries(m)}
     names = {
         f"{name}.{key}" if name else key: name
         for name, module in containers.items()
@@ -108,12 +129,7 @@ def _structure(block: nn.Module) -> object:
 
 @torch.no_grad()
 def add_blocks(
-    edits: Edits,
-    blocks: BlockList,
-    sources: Sequence[int],
-    *,
-    start: Start = "zero",
-    has_own_config: bool = True,
+    edits: Edits, blocks: BlockList, sources: Sequence[int], *, start: Start = "zero"
 ) -> list[nn.Module]:
     """Insert copies of blocks into a list, and return them.
 
@@ -123,7 +139,6 @@ def add_blocks(
         sources: The index that each block of the longer list is, or is a copy of.
         start: Whether copies start as the identity ("zero"), also with new weights behind what is
             zeroed ("fresh"), or with the weights of the block ("copy").
-        has_own_config: Whether counts of blocks in configurations are to follow.
     """
     originals = list(_entries(edits.model.get_submodule(blocks.container)).values())
     entries: list[tuple[nn.Module, int]] = []
@@ -133,10 +148,14 @@ def add_blocks(
         if index in sources[:position]:
             identity = blocks.identities[index]
             assert identity is not None, "the block can be copied"
-            block = _copy(originals[index], identity, start)
+            block = copy_plain(block)
+            if start == "fresh":
+                draw_weights(block, identity)
+            if start != "copy":
+                become_identity(block, identity)
             copies.append((block, index))
         entries.append((block, index))
-    set_entries(edits.model, blocks.container, entries, edits.undo_list, has_own_config)
+    _set_entries(edits, blocks.container, entries)
     if start != "copy":
         _move_norms(edits, entries, {id(copied) for copied, _ in copies}, blocks)
     for copied, index in copies:
@@ -151,18 +170,53 @@ def remove_blocks(edits: Edits, blocks: BlockList, removed: Collection[int]) -> 
     """Take blocks out of a list."""
     before = list(_entries(edits.model.get_submodule(blocks.container)).values())
     entries = [(block, index) for index, block in enumerate(before) if index not in removed]
-    set_entries(edits.model, blocks.container, entries, edits.undo_list, has_own_config=True)
+    _set_entries(edits, blocks.container, entries)
     for index in sorted(removed):
         edits.dropped += before[index].parameters()
 
 
-def _copy(block: nn.Module, identity: BlockIdentity, start: Start) -> nn.Module:
-    copied = copy_plain(block)
-    if start == "fresh":
-        draw_weights(copied, identity)
-    if start != "copy":
-        become_identity(copied, identity)
-    return copied
+def _set_entries(edits: Edits, name: str, entries: Sequence[tuple[nn.Module, int]]) -> None:
+    """Give a list of a model other entries, with all that counts or numbers them.
+
+    Each entry comes with the index that it, or what it is a copy of, has now. A configuration of
+    Transformers follows once all is done.
+    """
+    path = name.split(".") if name else []
+    owners = [edits.model.get_submodule(".".join(path[:k])) for k in range(len(path))]
+    container = edits.model.get_submodule(name)
+    before = list(_entries(container).values())
+    edits.on_undo(lambda: _replace_entries(container, before))
+    for number, (entry, old) in enumerate(entries):
+        for part in entry.modules():
+            _set_fields(edits, part, INDICES, old, number)
+    _replace_entries(container, [entry for entry, _ in entries])
+    if not has_configuration(edits.model):
+        configs: list[Any] = [owner.__dict__.get("config") for owner in owners]
+        for config in {id(each): each for each in configs if each is not None}.values():
+            _set_fields(edits, config, COUNTS, len(before), len(entries))
+    for owner in owners[-1:]:
+        _set_fields(edits, owner, COUNTS, len(before), len(entries))
+
+
+def _set_fields(edits: Edits, owner: Any, names: Sequence[str], before: int, after: int) -> None:
+    """Set those of an object's fields that have a value; one may be another name of a second."""
+    for name in names:
+        value = getattr(owner, name, None)
+        if type(value) is int and value == before:
+            edits.set_attribute(owner, name, after)
+
+
+def _replace_entries(container: nn.Module, entries: list[nn.Module]) -> None:
+    modules = _entries(container)
+    modules.clear()
+    modules.update({str(number): entry for number, entry in enumerate(entries)})
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Return whether a module is a list or sequence of modules, numbered from 0."""
+    names = list(_entries(module))
+    kinds = (nn.ModuleList, nn.Sequential)
+    return isinstance(module, kinds) and names == [str(k) for k in range(len(names))]
 
 
 def _plain(block: nn.Module) -> nn.Module:
@@ -192,6 +246,7 @@ def _move_norms(
 
 
 def _entries(module: nn.Module) -> dict[str, Any]:
+    """Return the dictionary that holds a module's children; changing it changes the module."""
     return module.__dict__["_modules"]
 
 

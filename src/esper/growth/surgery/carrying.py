@@ -25,7 +25,7 @@ def as_list(given: Any, kind: type, name: str) -> list[Any]:
     items = cast(Sequence[Any], given if isinstance(given, (list, tuple)) else [given])
     for item in items:
         if not isinstance(item, kind):
-            raise SurgeryError(f"{name} is {type_of(item)}; it must be a {kind.__name__}.")
+            raise SurgeryError(f"{name} is {type_of(item)}; it must be of class {kind.__name__}.")
     return list(items)
 
 

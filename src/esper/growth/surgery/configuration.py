@@ -85,7 +85,7 @@ def follow_sizes(
         changed = Edits(model)
         _set_fields(changed, before, _build(model, config))
         if check():
-            edits.undo_list.extend(changed.undo_list)
+            edits.absorb(changed)
             return True
         changed.undo()
     return False

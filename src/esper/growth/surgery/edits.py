@@ -78,10 +78,9 @@ class Edits:
         """Call a function when the changes are reverted."""
         self._undo.append(revert)
 
-    @property
-    def undo_list(self) -> list[Callable[[], Any]]:
-        """The functions that revert the changes, for code that adds its own."""
-        return self._undo
+    def absorb(self, later: Edits) -> None:
+        """Let the attributes that later edits have set be reverted with these."""
+        self._undo += later._undo
 
     def layer(self, name: str) -> nn.Module:
         """Return the module that a parameter or buffer is in."""

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,10 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
 
-from esper.errors import SurgeryError, did_you_mean, message_of, type_of
-from esper.growth.dry_run import SampleInput, call_model, tensors_in, why_it_fails
+from esper.errors import SurgeryError, did_you_mean, message_of
+from esper.growth.dry_run import (
+    SampleInput,
+    call_model,
+    require_batch,
+    require_runnable,
+    tensors_in,
+    why_it_fails,
+)
 from esper.growth.host_slots import own_slots, unwrapped
 from esper.growth.modules import (
     count_parameters,
@@ -223,13 +229,8 @@ class Deepening(Plan):
     ) -> None:
         """Insert copies into some lists."""
         for blocks in chosen:
-            add_blocks(
-                edits,
-                blocks,
-                self.sizes(blocks)[0].sources,
-                start="zero" if self._is_identity else "copy",
-                has_own_config=not has_configuration(edits.model),
-            )
+            sources = self.sizes(blocks)[0].sources
+            add_blocks(edits, blocks, sources, start="zero" if self._is_identity else "copy")
 
     def sizes(self, group: BlockList) -> list[SizeChange]:
         """Return the length of a list before and after."""
@@ -270,12 +271,7 @@ class Operation:
             SurgeryError: If the model cannot be changed in place, or be compared on the sample.
         """
         _require_changeable(model)
-        if sample_input is None or isinstance(sample_input, (DataLoader, Dataset, Iterator)):
-            given = "missing" if sample_input is None else type_of(sample_input)
-            raise SurgeryError(
-                f"sample_input is {given}; give one batch that the model can be called with: a "
-                "tensor, a tuple of arguments or a mapping of keyword arguments."
-            )
+        require_batch(sample_input, SurgeryError)
         self.model = unwrapped(model)
         self.sample_input: Any = sample_input
         self._optimizers: list[Optimizer] = as_list(optimizer, Optimizer, "optimizer")
@@ -514,19 +510,13 @@ def _find_reason(problems: Mapping[str, str], wanted: str) -> str:
     return ""
 
 
-_WHOLE = "change the original model and quantize the result."
-
-
 def _require_changeable(model: nn.Module) -> None:
     """Reject models whose layers cannot be replaced in place.
 
     Raises:
         SurgeryError: Saying what to do instead.
     """
-    if not isinstance(model, nn.Module):
-        raise SurgeryError(f"model is {type_of(model)}; it must be an nn.Module.")
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise SurgeryError("model is scripted; change the module that it was made from.")
+    require_runnable(model, SurgeryError)
     if isinstance(model, cast(Any, (DataParallel, DistributedDataParallel))):
         raise SurgeryError(
             f"model is wrapped in {type(model).__name__}; change model.module and wrap it again."
@@ -535,11 +525,3 @@ def _require_changeable(model: nn.Module) -> None:
         raise SurgeryError("the model has slots; call this before esper.add_slots.")
     if find_mesh(model) is not None:
         raise SurgeryError("the model is sharded; change it before fully_shard.")
-    for name, tensor in model.named_parameters():
-        if tensor.is_meta:
-            raise SurgeryError(f"{name} is on the meta device; load the model's weights first.")
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            raise SurgeryError(f"{name} is quantized; {_WHOLE}")
-    for name, module in named_modules(model).items():
-        if ".quantized." in type(module).__module__:
-            raise SurgeryError(f"{name} is quantized; {_WHOLE}")
