@@ -20,7 +20,7 @@ from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.stages import Stage
 from esper.populations import EpochReport
 from esper.populations.host_data import Split
-from esper.simic.stopwatch import Stopwatch
+from esper.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 

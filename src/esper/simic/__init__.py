@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from esper.simic.check import check_env
     from esper.simic.evaluation import Evaluated, evaluate
     from esper.simic.policy import ActionSpec
-    from esper.simic.recording import Record
     from esper.simic.schedules import Schedule, cosine, linear
+    from esper.training.ppo_recording import Record
 
 __all__ = [
     "PPO",
@@ -46,7 +46,7 @@ _MODULES = {
     "esper.simic.check": ("check_env",),
     "esper.simic.evaluation": ("Evaluated", "evaluate"),
     "esper.simic.policy": ("ActionSpec",),
-    "esper.simic.recording": ("Record",),
+    "esper.training.ppo_recording": ("Record",),
     "esper.simic.schedules": ("Schedule", "cosine", "linear"),
 }
 

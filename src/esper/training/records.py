@@ -24,9 +24,9 @@ from esper.growth.modules import named_modules
 from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choice_names
 from esper.lifecycle.slot_config import SlotConfig
-from esper.simic.recording import BY_HEAD, STATISTICS
 from esper.simic.rollout.collector import CollectedStep
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
+from esper.training.ppo_recording import BY_HEAD, STATISTICS
 from esper.training.worker_pool import PoolStatus
 from esper.version import __version__
 

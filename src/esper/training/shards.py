@@ -16,7 +16,7 @@ from torch import Tensor
 from esper.config.run import RunConfig
 from esper.environment import GrowthVectorEnv
 from esper.simic.rollout import VectorCollector
-from esper.simic.stopwatch import Stopwatch
+from esper.stopwatch import Stopwatch
 from esper.storage.state import State, from_bytes, to_bytes
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.tasks import Task

@@ -14,9 +14,8 @@ from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv
 from esper.errors import NonFiniteError, RolloutError, TrainingError, WorkerError
 from esper.results.arms import NO_GROWTH
-from esper.simic.recording import update_record
 from esper.simic.schedules import interpolate
-from esper.simic.stopwatch import Stopwatch
+from esper.stopwatch import Stopwatch
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.storage.state import State
 from esper.tasks import Task
@@ -24,6 +23,7 @@ from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
 from esper.training.lessons import teach
 from esper.training.output import RecordOutput, TrialProgress
+from esper.training.ppo_recording import update_record
 from esper.training.records import (
     evaluation_record,
     refused_record,

@@ -60,7 +60,8 @@ def clipped_surrogate(
     applied to each head.
     """
     cost = advantages.unsqueeze(-1) * relevant / -n_free
-    return (log_ratio.exp() * cost).clamp(min=cost - clip_range * cost.abs()).sum()
+    bound = torch.sub(cost, cost.abs(), alpha=clip_range)
+    return (log_ratio.exp() * cost).clamp(min=bound).sum()
 
 
 def joint_clipped_surrogate(

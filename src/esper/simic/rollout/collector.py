@@ -21,8 +21,8 @@ from esper.simic.policy.masks import ChoiceMasks, Condition
 from esper.simic.policy.normalizers import RewardNormalizer
 from esper.simic.policy.observations import Observations, map_leaves, named_leaves
 from esper.simic.rollout.environments import Environments, VectorEnvironments
-from esper.simic.stopwatch import Stopwatch
 from esper.simic.tensors import to_device
+from esper.stopwatch import Stopwatch
 
 
 @dataclass
