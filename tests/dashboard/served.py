@@ -43,22 +43,23 @@ class Served:
 
     @contextmanager
     def open(
-        self, path: str, method: str = "GET", **headers: str
+        self, path: str, method: str = "GET", body: bytes = b"", **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
         """Yield a response whose body is not read yet."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         given = {"host": self.host, "authorization": f"Bearer {self.token}"} | headers
+        given |= {"content-length": str(len(body))} if body else {}
         for name, value in given.items():
             if value:
                 connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
+        connection.endheaders(body or None)
         with closing(connection), connection.getresponse() as response:
             yield response
 
-    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
+    def ask(self, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
         """Return a response; empty headers are not sent."""
-        with self.open(path, method, **headers) as response:
+        with self.open(path, method, body, **headers) as response:
             found = {name.lower(): value for name, value in response.getheaders()}
             is_stream = found.get("content-type", "").startswith("application/x-ndjson")
             body = b"" if is_stream else response.read()

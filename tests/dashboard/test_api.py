@@ -86,6 +86,34 @@ def test_a_copied_run_keeps_its_start_and_has_its_curve_and_notes(tmp_path: Path
     assert (row["notes"], row["fixed_gap"]) == ("slow but steady", None)
 
 
+def test_notes_are_written_in_full_or_not_at_all(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one").path
+    notes = folder / "notes.md"
+    with serve(tmp_path) as served:
+
+        def put(body: str) -> int:
+            return served.ask("/api/runs/one/notes", "PUT", body.encode()).status
+
+        assert put("slow, #baseline ✓") == 200
+        assert notes.read_text() == "slow, #baseline ✓"
+        assert served.ask("/api/runs/one/notes").json == {"notes": "slow, #baseline ✓"}
+        assert [put("x" * 4001), put("x" * 20_000)] == [400, 413]
+        assert notes.read_text() == "slow, #baseline ✓"
+        notes.write_text("x" * 4001)  # the page shows the beginning only
+        assert put("short") == 400
+        assert notes.stat().st_size == 4001
+        notes.write_bytes(b"\xff")
+        assert put("short") == 400
+        notes.unlink()
+        notes.symlink_to(folder / "config.toml")
+        assert put("short") == 400
+        notes.unlink()
+        assert put(" ") == 200
+        assert not notes.exists()
+        assert served.ask("/api/runs/none/notes", "PUT", b"x").status == 404
+        assert served.ask("/api/runs/..%2Fone/notes", "PUT", b"x").status in (404, 405)
+
+
 @pytest.mark.parametrize(
     ("query", "name"),
     [

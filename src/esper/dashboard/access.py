@@ -12,6 +12,7 @@ import hmac
 import ipaddress
 import json
 import os
+import re
 import secrets
 import stat
 import time
@@ -34,8 +35,10 @@ TICKET_SECONDS = 60.0
 """How long a ticket is valid, which includes starting the browser."""
 
 METHODS = ("GET", "HEAD")
+NOTES = re.compile("/api/runs/[^/]+/notes")
+"""The only path where PUT is allowed too: it replaces the notes on a run."""
 NOT_STORED = {"Cache-Control": "no-store"}
-READ_ONLY = "the dashboard is read-only; use GET or HEAD."
+READ_ONLY = "only notes can be changed; use GET or HEAD."
 NOT_LOGGED_IN = "not logged in; open the link that esper dashboard printed."
 
 
@@ -75,11 +78,11 @@ def _is_same(given: str, secret: str) -> bool:
 
 
 class Guard:
-    """Middleware that rejects requests which are not the user's, and those that change anything.
+    """Middleware that rejects requests which are not the user's, or change more than notes.
 
     A request must name this dashboard in ``Host``, which defeats DNS rebinding; it must not come
-    from another site; it must be GET or HEAD; and it must have the token, unless it is for the page
-    and its scripts, which hold no data. This is plain ASGI, so that event streams pass through.
+    from another site; it must be GET or HEAD, or PUT for notes; and it must have the token, unless it
+    is for the page and its scripts, which hold no data. This is plain ASGI, so that event streams pass through.
 
     Args:
         app: The application.
@@ -106,9 +109,10 @@ class Guard:
         is_own = all(origin.lower() == f"http://{host}" for origin in headers.getlist("origin"))
         if not is_own or not _is_own_fetch(headers, path):
             return error_response(403, "requests from other sites are not allowed.")
-        if scope["method"] not in METHODS:
+        allowed = (*METHODS, "PUT") if NOTES.fullmatch(path) else METHODS
+        if scope["method"] not in allowed:
             response = error_response(405, READ_ONLY)
-            response.headers["Allow"] = ", ".join(METHODS)
+            response.headers["Allow"] = ", ".join(allowed)
             return response
         if path in ("/", "/login") or path.startswith("/static/"):
             return None

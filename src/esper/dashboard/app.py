@@ -51,6 +51,9 @@ MAX_INT = 2**53
 MAX_EPISODES = 500
 """Episodes in one response."""
 
+MAX_BODY = 16_000
+"""Bytes of notes that are accepted."""
+
 N_THREADS = 4
 """Concurrent reads; few, because a run may be training on the same machine."""
 
@@ -82,6 +85,7 @@ class Dashboard:
             Route("/api/events", self._stream),
             Route("/api/runs", self._list_runs),
             Route("/api/runs/{run}", self._show_run),
+            Route("/api/runs/{run}/notes", self._notes, methods=["GET", "PUT"]),
             Route("/api/runs/{run}/metrics", self._show(_metrics)),
             Route("/api/runs/{run}/episodes", self._show(_episodes)),
             Route("/api/runs/{run}/episodes/{env:int}/{episode:int}", self._show(_episode)),
@@ -140,6 +144,19 @@ class Dashboard:
     async def _show_run(self, request: Request) -> Response:
         name = request.path_params["run"]
         return json_response(json_text(await self._read(partial(self._reader.detail, name))))
+
+    async def _notes(self, request: Request) -> Response:
+        """Return the notes on a run; with PUT, replace them by the body first."""
+        text = None
+        if request.method == "PUT":
+            body = b""
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    raise HTTPException(413, f"notes have more than {MAX_BODY:,} bytes.")
+            text = body.decode("utf-8", "replace")
+        notes = await self._read(partial(self._reader.notes, request.path_params["run"], text))
+        return json_response(json_text({"notes": notes}))
 
     def _show(self, parse: Callable[[Request], View]) -> Answer:
         """Return the route of a view, which is parsed from the request."""

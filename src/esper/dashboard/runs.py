@@ -118,6 +118,21 @@ class RunReader:
             detail["comparison"] = views.comparison_view(folder.path)
         return detail
 
+    def notes(self, name: str, text: str | None = None) -> str | None:
+        """Return the notes on a run, after replacing them by a text if one is given.
+
+        Raises:
+            ConfigError: If the text is too long, or the present notes cannot be shown in full.
+            RunError: If the run does not exist or the file cannot be written.
+        """
+        folder = self._folder(name)
+        if text is not None:
+            try:
+                views.write_notes(folder.path, text)
+            except OSError as error:
+                raise RunError(f"cannot write the notes: {message_of(error)}") from error
+        return views.read_notes(folder.path)
+
     def view(self, name: str, key: object, make: Callable[[RunTelemetry], Value]) -> Value:
         """Return a view of a run's telemetry, cached until one of its files changes.
 

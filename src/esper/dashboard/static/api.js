@@ -64,10 +64,15 @@ export async function follow(path, onLine, signal) {
   }
 }
 
-async function request(path, signal) {
+/** Replaces what is at a path below api/ by a text, and gives the JSON that the server answers. */
+export async function put(path, body) {
+  return (await request(path, undefined, { method: "PUT", body })).json();
+}
+
+async function request(path, signal, how = {}) {
   let response;
   try {
-    response = await fetch(`api/${path}`, { signal, headers: { authorization: `Bearer ${currentToken()}` } });
+    response = await fetch(`api/${path}`, { ...how, signal, headers: { authorization: `Bearer ${currentToken()}` } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server is not responding; is esper dashboard still running?", 0);

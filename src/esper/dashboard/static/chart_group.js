@@ -11,6 +11,7 @@ export class ChartGroup {
     this.key = `charts-${made}`;
     this.range = null;
     this.smoothing = 1;
+    this.wanted = "";
     this.charts = new Set();
     this.listeners = new Set();
   }
@@ -28,11 +29,24 @@ export class ChartGroup {
     this.listeners.forEach((tell) => tell());
   }
 
+  /** Shows only charts with this text in their title or lines. */
+  find(wanted) {
+    this.wanted = wanted;
+    this.listeners.forEach((tell) => tell());
+  }
+
   /** Draws lines as means of so many rounds; 1 draws every round as it was. */
   smooth(rounds) {
     this.smoothing = rounds;
     this.listeners.forEach((tell) => tell());
   }
+}
+
+/** Gives the charts whose title or lines contain what is searched for; without a search, all. */
+export function useFound(group, charts) {
+  const wanted = useGroup(group, () => group.wanted).trim().toLowerCase();
+  const words = ({ title, series }) => [title, ...series.map(({ label }) => label)].join(" ").toLowerCase();
+  return wanted ? charts.filter((chart) => words(chart).includes(wanted)) : charts;
 }
 
 /** Gives a group that lives as long as the component. */

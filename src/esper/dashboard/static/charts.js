@@ -237,5 +237,7 @@ export function ZoomBar({ group, last }) {
       ${SMOOTHINGS.filter((rounds) => rounds < last).map((rounds) => html`<option key=${rounds} value=${rounds}>
         ${rounds} rounds</option>`)}
     </select></label>
+    <label class="field">charts <input type="search" class="find-charts" placeholder="name or line"
+      onInput=${(event) => group.find(event.currentTarget.value)} /></label>
   </div>`;
 }

@@ -65,10 +65,11 @@ export function count(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-/** Gives the parameters of a host and, where they are known, of its seeds: 1.88k + 560. */
+/** Gives the parameters of a host and, where they are known, of its seeds: 1,880 + 560. */
 export function parameters(host, seeds) {
-  if (!isNumber(seeds)) return count(host);
-  return `${count(host)} + ${seeds > 0 && seeds < 10 ? number(seeds, 1) : count(seeds)}`;
+  const size = (value) => (value < 1e6 ? whole(value) : count(value));
+  if (!isNumber(seeds)) return size(host);
+  return `${size(host)} + ${seeds > 0 && seeds < 10 ? number(seeds, 1) : size(seeds)}`;
 }
 
 /** Gives a whole number with commas between its thousands. */

@@ -25,6 +25,7 @@ from esper.dashboard.views.listing import (
     read_activity,
     read_notes,
     started_at,
+    write_notes,
 )
 from esper.dashboard.views.run import NO_HEADLINE, WITHOUT_CHART, headline, metric_series, overview
 from esper.dashboard.views.values import MAX_POINTS
@@ -61,4 +62,5 @@ __all__ = [
     "read_notes",
     "shown_episodes",
     "started_at",
+    "write_notes",
 ]

@@ -9,7 +9,8 @@ from pathlib import Path
 from esper.dashboard.views.comparison import NO_RESULTS, read_final_verdict
 from esper.dashboard.views.run import run_of
 from esper.dashboard.views.values import Row, finite
-from esper.storage.files import MALFORMED, open_file, parse_json
+from esper.errors import ConfigError
+from esper.storage.files import MALFORMED, open_file, parse_json, write_atomic
 from esper.storage.run_folder import ACTIVITY_FILE
 from esper.telemetry import RunTelemetry
 
@@ -97,6 +98,29 @@ def read_activity(run_path: str | os.PathLike[str]) -> Row | None:
 def read_notes(run_path: str | os.PathLike[str]) -> str | None:
     """Return the beginning of the notes in a run's folder, or None without any."""
     return _read_text(Path(run_path) / NOTES_FILE)
+
+
+def write_notes(run_path: str | os.PathLike[str], text: str) -> None:
+    """Replace the notes in a run's folder; without a text, remove them.
+
+    Raises:
+        ConfigError: If the text is too long, or the page does not show the present notes in full.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"notes have {len(text):,} characters; use at most {MAX_CHARACTERS:,}.")
+    path = Path(run_path) / NOTES_FILE
+    if os.path.lexists(path):
+        try:
+            with open_file(path) as file:
+                is_whole = len(file.read(4 * MAX_CHARACTERS + 1).decode()) <= MAX_CHARACTERS
+        except (OSError, UnicodeDecodeError):
+            is_whole = False
+        if not is_whole or path.is_symlink():
+            raise ConfigError(f"{NOTES_FILE} is long or not plain text; edit it in its folder.")
+    if text.strip():
+        write_atomic(path, text)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _read_text(path: Path) -> str | None:

@@ -1,7 +1,7 @@
 /** The comparison at a run's end in numbers: controllers on the same held-out hosts. */
 
 import { html } from "../html.js";
-import { number, percent, signed, withMinus } from "../format.js";
+import { number, percent, withMinus } from "../format.js";
 import { arm } from "../words.js";
 import { TableBox } from "./table_box.js";
 
@@ -17,20 +17,18 @@ export function Comparison({ comparison }) {
 function Final({ comparison }) {
   // The first two are in the verdict.
   const others = [...(comparison.sentences ?? []).slice(2), ...(comparison.notes ?? [])];
-  const against = Object.fromEntries((comparison.differences ?? []).map((one) => [one.against, one]));
   return html`<section class="panel">
     <div class="panel-head"><h2>Comparison at the end</h2>
       <span class="muted small">${comparison.n_hosts} held-out hosts, ${comparison.split} split;
         brackets: 95% confidence intervals</span></div>
     <${TableBox} label="Controllers"><table class="plain">
       <thead><tr><th scope="col">controller</th><th scope="col" class="n">return</th>
-        <th scope="col" class="n" title="learned minus this controller">difference</th><th scope="col" class="n">score</th>
+        <th scope="col" class="n">score</th>
         <th scope="col" class="n">FLOPs</th><th scope="col" class="n">epochs</th><th scope="col" class="n">added parameters</th>
         <th scope="col" class="n">hosts grown</th></tr></thead>
       <tbody>${comparison.arms.map((one) => html`<tr key=${one.name}>
         <th scope="row">${arm(one.name)}</th>
-        <td class="n">${interval(one.ep_rew, number)}</td>
-        <td class="n">${against[one.name] ? interval(against[one.name].ep_rew, signed) : ""}</td>
+        <td class="n">${interval(one.ep_rew)}</td>
         <td class="n">${number(one.score?.mean)}</td>
         <td class="n">${number(one.flops, 2)}</td>
         <td class="n">${number(one.n_epochs, 1)}</td>
@@ -42,7 +40,7 @@ function Final({ comparison }) {
   </section>`;
 }
 
-function interval(value, format) {
+function interval(value) {
   if (!value) return "";
-  return html`${format(value.mean)} <span class="muted small">[${format(value.low)}, ${format(value.high)}]</span>`;
+  return html`${number(value.mean)} <span class="muted small">[${number(value.low)}, ${number(value.high)}]</span>`;
 }

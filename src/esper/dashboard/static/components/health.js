@@ -2,6 +2,7 @@
 
 import { html } from "../html.js";
 import { isReport } from "../api.js";
+import { useFound } from "../chart_group.js";
 import { Chart } from "../charts.js";
 import { bytes, compact, many, moment, number, whole } from "../format.js";
 import { address } from "../router.js";
@@ -57,7 +58,7 @@ export function HealthCharts({ health, shown = health, group, complete = null })
   const order = largestParts(health.seconds_by_part);
   const allSeries = (name) => async () => chartsOf(await complete(), order).find((chart) => chart.name === name).series;
   return html`<div class="charts charts-2">
-    ${chartsOf(shown, order).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart} fromZero=${true}
+    ${useFound(group, chartsOf(shown, order)).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart} fromZero=${true}
       version=${shown} group=${group} allSeries=${complete && allSeries(chart.name)} />`)}
   </div>`;
 }

@@ -1,6 +1,7 @@
 /** The curves of several runs in the same charts; the dashboard and the report show the same. */
 
 import { html } from "../html.js";
+import { useFound } from "../chart_group.js";
 import { Chart } from "../charts.js";
 import { compact, count, number } from "../format.js";
 import { heldOutReward, RELATIVE_TO } from "../words.js";
@@ -19,8 +20,9 @@ const CHARTS = [
 
 /** A chart for each metric, a line for each run. rewards are the forms of their rewards; complete is as in RunCharts. */
 export function CompareCharts({ names, rewards, tables, version, group, complete = null }) {
+  const found = useFound(group, CHARTS.map((chart) => ({ ...chart, series: [] })));
   return html`<div class="charts">
-    ${CHARTS.map(({ metric, isPoints, ofReward, ...chart }) => {
+    ${found.map(({ metric, isPoints, ofReward, series: _, ...chart }) => {
       const seriesOf = (all) => all.map((table, k) => ({ label: names[k], isPoints, ...table.get(metric) }));
       const allSeries = complete && (async () => seriesOf(await Promise.all(tables.map(complete))));
       return html`<${Chart} key=${chart.name} ...${chart} ...${{ version, group, allSeries }} note=${ofReward && relativeNote(rewards.map(ofReward))} series=${seriesOf(tables)} />`;

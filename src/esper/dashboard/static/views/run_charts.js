@@ -1,6 +1,7 @@
 /** The charts of one run, from its metrics; the dashboard and the report show the same. */
 
 import { html } from "../html.js";
+import { useFound } from "../chart_group.js";
 import { Chart } from "../charts.js";
 import { compact, count, number, probability } from "../format.js";
 import { plain, RELATIVE_TO } from "../words.js";
@@ -14,7 +15,7 @@ export function RunCharts({ table, version, klLimit, group, complete = null, ste
   const make = (from) => (!grows ? ppoCharts(from, klLimit) : learns ? chartsOf(from, klLimit, steps, reward) : ownCharts(from));
   const allSeries = (name) => async () => make(await complete(table)).find((chart) => chart.name === name).series;
   return html`<div class="charts">
-    ${make(table).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
+    ${useFound(group, make(table)).map((chart) => html`<${Chart} key=${`${chart.name}-${chart.series.length}`} ...${chart}
       ...${{ version, group }} allSeries=${complete && allSeries(chart.name)} xTitle=${learns ? "round" : "epoch"} />`)}
   </div>`;
 }

@@ -4,6 +4,7 @@ import { html, useState } from "../html.js";
 import { StateBadge } from "../components/badge.js";
 import { Progress } from "../components/facts.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
+import { tagsIn } from "../components/notes.js";
 import { CurveSpark, curveScales } from "../components/sparkline.js";
 import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
@@ -27,12 +28,21 @@ const COLUMNS = [
   { key: "created_at", label: "started", start: -1 },
 ];
 
+/** What runs can be grouped by, and the groups of a run; it is in one for each of its tags. */
+const GROUPS = {
+  "": () => [""],
+  task: (run) => [run.task ?? "unknown task"],
+  tag: (run) => (tagsIn(run.notes).length ? tagsIn(run.notes).map((tag) => `#${tag}`) : ["no tag"]),
+  state: (run) => [run.state],
+};
+
 /** All runs in a table that can be searched and sorted, with boxes to compare some of them. */
 export function RunsScreen() {
   const { data, error } = useQuery("runs", useAnyMark());
   const [order, setOrder] = useState({ key: "created_at", direction: -1 });
   const [ticked, setTicked] = useState(new Set());
   const [wanted, setWanted] = useState("");
+  const [group, setGroup] = useState("");
   if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`;
   const runs = sorted(data.runs.filter((run) => matches(run, wanted)), order);
   const chosen = data.runs.filter(({ id }) => ticked.has(id)).map(({ id }) => id);
@@ -46,8 +56,10 @@ export function RunsScreen() {
       <h1>Runs</h1>
       <span class="muted small">${many(data.runs.length, "run")} in ${data.runs_dir}</span>
       <div class="rest">
-        ${data.runs.length > 1 && html`<label class="field">find <input type="search" value=${wanted} placeholder="name, task, notes"
-          onInput=${(event) => setWanted(event.currentTarget.value)} /></label>`}
+        ${data.runs.length > 1 && html`<label class="field">find <input type="search" value=${wanted} placeholder="name, task, notes, #tag"
+          onInput=${(event) => setWanted(event.currentTarget.value)} /></label>
+        <label class="field">group by <select value=${group} onChange=${(event) => setGroup(event.currentTarget.value)}>
+          ${Object.keys(GROUPS).map((name) => html`<option key=${name} value=${name}>${name || "nothing"}</option>`)}</select></label>`}
         <button type="button" class="button main" disabled=${chosen.length < 2}
           title=${chosen.length < 2 ? "Select two or more runs to compare." : ""}
           onClick=${() => go(address(["compare"], { runs: chosen.map(encodeURIComponent).join(",") }))}>
@@ -61,9 +73,9 @@ export function RunsScreen() {
       : runs.length === 0
         ? html`<div class="panel"><${Empty} title="No matching run.">
             Names, tasks, states and notes are searched.<//></div>`
-        : html`<${TableBox} label="Runs" className="panel"><${Table} ...${{ runs, order, setOrder, ticked, tick }}
+        : html`<${TableBox} label="Runs" className="panel"><${Table} ...${{ runs, order, setOrder, ticked, tick, setWanted }} groupOf=${GROUPS[group]}
             scales=${curveScales(data.runs)} /><//>
-          <p class="muted small under">Select two or more runs to compare them. Notes are the file <code>notes.md</code> in a run's folder.</p>`}`;
+          <p class="muted small under">Select two or more runs to compare them. Notes are edited on a run's Settings; a <code>#word</code> in them is a tag.</p>`}`;
 }
 
 /** Tells whether every word is somewhere in what is known of a run. */
@@ -72,13 +84,23 @@ function matches(run, wanted) {
   return wanted.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
-function Table({ runs, order, setOrder, ticked, tick, scales }) {
+/** The runs under a heading for each group, which are sorted by name. */
+function grouped(runs, groupOf) {
+  const groups = new Map();
+  runs.forEach((run) => groupOf(run).forEach((name) => groups.set(name, [...(groups.get(name) ?? []), run])));
+  return [...groups].sort(([a], [b]) => (a < b ? -1 : 1));
+}
+
+function Table({ runs, order, setOrder, ticked, tick, setWanted, groupOf, scales }) {
   return html`<table class="plain runs">
     <thead><tr><th scope="col"><span class="hidden-text">compare</span></th>
       ${COLUMNS.map((column) => html`<${Heading} key=${column.key} ...${{ column, order, setOrder }} />`)}
     </tr></thead>
-    <tbody>${runs.map((run) => html`<${Row} key=${run.id} run=${run} isTicked=${ticked.has(run.id)}
-      tick=${tick} scale=${scales(run)} />`)}</tbody>
+    ${grouped(runs, groupOf).map(([name, members]) => html`<tbody key=${name}>
+      ${name && html`<tr class="runs-group"><th scope="rowgroup" colspan=${COLUMNS.length + 1}>${name}
+        ${" "}<span class="muted small">${many(members.length, "run")}</span></th></tr>`}
+      ${members.map((run) => html`<${Row} key=${run.id} run=${run} isTicked=${ticked.has(run.id)}
+        ...${{ tick, setWanted }} scale=${scales(run)} />`)}</tbody>`)}
   </table>`;
 }
 
@@ -91,7 +113,7 @@ function Heading({ column, order, setOrder }) {
       aria-hidden="true">${isOrder ? (order.direction > 0 ? "↑" : "↓") : ""}</span></button></th>`;
 }
 
-function Row({ run, isTicked, tick, scale }) {
+function Row({ run, isTicked, tick, setWanted, scale }) {
   const box = html`<input type="checkbox" checked=${isTicked} disabled=${run.state === "unreadable"}
     aria-label=${`compare ${run.name}`} onChange=${() => tick(run.id)} />`;
   if (run.state === "unreadable") {
@@ -102,7 +124,9 @@ function Row({ run, isTicked, tick, scale }) {
   return html`<tr data-test="run-row">
     <td>${box}</td>
     <th scope="row"><a href=${address(["run", run.id])}>${run.name}</a>
-      ${run.notes && html`<div class="runs-notes muted small" title=${run.notes}>${firstLine(run.notes)}</div>`}</th>
+      ${run.notes && html`<div class="runs-notes muted small" title=${run.notes}>${firstLine(run.notes)}</div>
+        ${tagsIn(run.notes).map((tag) => html`<button type="button" class="tag" key=${tag} title="Show the runs with this tag."
+          onClick=${() => setWanted(`#${tag}`)}>#${tag}</button>`)}`}</th>
     <td><${StateBadge} state=${run.state} /></td>
     <td class="runs-task">${run.task}</td>
     <td class="runs-progress"><${Progress} ...${progressOf(run)} />

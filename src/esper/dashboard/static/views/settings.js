@@ -4,6 +4,7 @@ import { classes, html, useState } from "../html.js";
 import { runPath } from "../api.js";
 import { Sessions } from "../components/health.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
+import { Notes } from "../components/notes.js";
 import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
 import { many, moment } from "../format.js";
@@ -33,8 +34,7 @@ export function SettingsScreen({ id }) {
     <${Problem} error=${error} />
     <div class="stack">
       ${preset && html`<${PresetWords} preset=${preset} />`}
-      ${run.notes && html`<section class="panel"><div class="panel-head"><h2>Notes</h2><span class="muted small">notes.md</span></div>
-        <p class="notes">${run.notes}</p></section>`}
+      <${Notes} key=${id} run=${run} />
       <${Table} text=${run.overview.config_toml} ...${{ wanted, preset, onlyDiffering }} />
       ${preset && html`<section class="panel"><div class="panel-head"><h2>Train again</h2>
         <span class="muted small">the same versions, threads and kind of processor give the same numbers</span></div>
