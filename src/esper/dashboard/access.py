@@ -81,8 +81,9 @@ class Guard:
     """Middleware that rejects requests which are not the user's, or change more than notes.
 
     A request must name this dashboard in ``Host``, which defeats DNS rebinding; it must not come
-    from another site; it must be GET or HEAD, or PUT for notes; and it must have the token, unless it
-    is for the page and its scripts, which hold no data. This is plain ASGI, so that event streams pass through.
+    from another site; it must be GET or HEAD, or PUT for notes; and it must have the token, unless
+    it is for the page and its scripts, which hold no data. This is plain ASGI, so that event
+    streams pass through.
 
     Args:
         app: The application.
