@@ -60,6 +60,7 @@ def test_import_failures_are_reported(
     kernels = list(checkup.check_kernels())
     assert {check.verdict for check in kernels} == {"note"}
     assert kernels[0].found.startswith("not compiled; ")
+    assert "a thirtieth of the speed" in kernels[0].found
 
 
 def test_extras_are_checked(

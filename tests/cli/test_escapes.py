@@ -106,7 +106,7 @@ def test_the_lines_and_the_bar_of_a_run_are_escaped(capsys: pytest.CaptureFixtur
     stream = Terminal()
     bar = ProgressBar(True, title="training", delay=0.0, stream=stream)
     view = LineView(tiny_config(task="[bold]loud"), bar, LineWriter(), EVIL)
-    view.watch_workers(EVIL)
+    view.watch_note(EVIL)
     view.watch_trial(TrialProgress(arm=EVIL, purpose="final", n_hosts=1, share=0.5))
     wait_until(lambda: "comparing" in stream.getvalue())
     view.close()

@@ -53,7 +53,7 @@ def test_each_round_is_a_row_with_its_update(update_first: bool) -> None:
     view.write(round_record(3, n_restored=2))
     view.write(evaluation_record(3))
     view.write(notice_record(3))
-    view.watch_workers("2 workers")
+    view.watch_note("2 workers")
     view.close()
     view.close()
     assert lines == [

@@ -51,9 +51,7 @@ from tests.populations.worlds import (
     to_regression,
 )
 
-needs_kernel = pytest.mark.skipif(
-    not vector_hosts.is_kernel_available(), reason="the kernel was not built"
-)
+needs_kernel = pytest.mark.skipif(vector_hosts._kernel is None, reason="the kernel was not built")
 BLUEPRINTS = ("mlp_small", "mlp_large", "low_rank", "norm", "noop")
 MAP_BLUEPRINTS = ("conv_light", "attention", "depthwise", "bottleneck", "norm", "noop")
 OWN_LAYERS = ("widen_small", "widen_large", "deepen")
@@ -261,8 +259,14 @@ def test_hosts_with_and_without_a_program_can_be_mixed() -> None:
     pair = [
         form(Builder(MLP), mixed, PopulationConfig(batch_size=8)) for form in (compiled, in_torch)
     ]
-    assert pair[0].forms() == {"compiled": 1, "torch: the kernel does not have the objective": 1}
+    reason = "samples are neither vectors nor images of floating point numbers"
+    assert pair[0].forms() == {"compiled": 1, f"torch: {reason}": 1}
     assert pair[1].forms() == {"torch: it was asked for": 2}
+    note = pair[0].describe_forms() or ""
+    assert "PyTorch trains 1 of 2 hosts" in note
+    assert note.endswith(reason)
+    assert "all hosts" in (pair[1].describe_forms() or "")
+    assert compiled(Builder(MLP), mixed[:1]).describe_forms() is None
     for _ in range(2):
         reports = [population.train_epoch() for population in pair]
         np.testing.assert_allclose(reports[0].losses, reports[1].losses, atol=1e-5)
@@ -478,7 +482,7 @@ def test_a_layer_that_the_kernel_does_not_have_is_named(
 
 
 def test_parameters_and_moments_are_views_of_one_block_of_memory() -> None:
-    if not vector_hosts.is_kernel_available():
+    if vector_hosts._kernel is None:
         pytest.skip("the kernel was not built")
     population = compiled(Builder(CNN), make_specs(CNN, (16,)))
     held: Host = population._hosts[0]

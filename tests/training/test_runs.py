@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -241,3 +241,19 @@ def test_checking_whether_a_run_is_in_use_does_not_block_it(tmp_path: Path) -> N
         with folder.locked():
             assert folder.is_in_use
         letting_go.join()
+
+
+def test_a_run_says_which_hosts_are_slower_than_compiled_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reader(Seen):
+        notes: ClassVar[list[str]] = []
+
+        def watch_note(self, message: str) -> None:
+            self.notes.append(message)
+
+    monkeypatch.setattr("esper.populations.vector_hosts._kernel", None)
+    train(tiny_config(rounds=1), run_dir=tmp_path / "run", watchers=[Reader()], workers=0)
+    (note,) = Reader.notes
+    assert "PyTorch trains all hosts" in note
+    assert "the kernel was not built" in note

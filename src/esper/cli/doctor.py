@@ -84,6 +84,13 @@ def check_torch() -> Check:
     )
 
 
+_COSTS = {
+    "kernel draw": "a policy takes twice as long to choose the actions of 64 hosts",
+    "kernel vector_hosts": "MLPs and small CNNs train at a thirtieth of the speed",
+}
+"""What it costs that a kernel is missing, as ``benchmarks/README.md`` shows."""
+
+
 def check_kernels() -> Iterator[Check]:
     """Check which C kernels are compiled; each has a fallback in tensor operations."""
     root = Path(__file__).parents[1]
@@ -98,7 +105,7 @@ def check_kernels() -> Iterator[Check]:
             reason = "not compiled" if missing else f"cannot be loaded ({error})"
             yield Check(
                 about,
-                f"{reason}; the same results, more slowly. Reinstall with a C compiler.",
+                f"{reason}; the same results, but {_COSTS[about]}. Reinstall with a C compiler.",
                 "note",
             )
 

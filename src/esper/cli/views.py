@@ -188,8 +188,8 @@ class LineView(View):
         """Move the bar."""
         self._progress.watch_trial(trial)
 
-    def watch_workers(self, message: str) -> None:
-        """Print a sentence about worker processes."""
+    def watch_note(self, message: str) -> None:
+        """Print a sentence about what computes the run."""
         self._print(f"  {message}")
 
     def close(self) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -31,7 +34,7 @@ from esper.growing.own_episode import OwnEpisode
 from esper.growing.recording import Recording, own_training_config, start_recording
 from esper.growing.sampling import SampleCatcher
 from esper.growing.slots import place_same_slots, require_trainable
-from esper.growing.steps import EpochSums, Steps
+from esper.growing.steps import Steps
 from esper.growth.dry_run import SampleInput
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
@@ -289,8 +292,8 @@ class Grower:
             score = validate()
         reshard(self._module)
         steps, episode = self._steps, self._episode
-        governor, sums, hosts = steps.governor, steps.sums, episode.hosts
-        found = self._results.read(train_loss, val_loss, score, sums.mean_loss)
+        governor, hosts = steps.governor, episode.hosts
+        found = self._results.read(train_loss, val_loss, score, steps.mean_loss)
         steps.require_unchanged()
         steps.flush()
         hosts.refresh()
@@ -300,11 +303,14 @@ class Grower:
         if episode.is_first:
             episode.begin(scores, steps.first_loss)
         with hosts.validated_by(validation):
-            episode.end_epoch([0], sums.report(list(hosts.slots), found.train_loss), scores)
+            given = math.nan if found.train_loss is None else found.train_loss
+            trained = replace(steps.tally.report(), losses=np.array([given]))
+            episode.end_epoch([0], trained, scores)
         steps.note(governor.check_parameters() or governor.check_validation(found.val_loss))
         self.epoch += 1
-        episode.records.was_restored[0] = bool(sums.problems)
-        episode.add_costs(self._count_samples(), sums.n_losses)
+        problems, n_losses = steps.problems, int(steps.tally.n_losses[0])
+        episode.records.was_restored[0] = bool(problems)
+        episode.add_costs(self._count_samples(), n_losses)
         hosts.slots.tick()
         governor.keep()
         slots = hosts.refresh()
@@ -312,11 +318,12 @@ class Grower:
         decision = self._decide(found)
         steps.note_growing()
         steps.sync()
-        self.was_rolled_back, steps.sums = bool(sums.problems), EpochSums()
+        self.was_rolled_back = bool(problems)
+        steps.start_epoch()
         self.trace.append(decision)
         if self._recording is not None:
             rate = float(self.optimizers[0].param_groups[0]["lr"])
-            self._recording.add_epoch(episode, self.trace, slots, sums.problems, rate)
+            self._recording.add_epoch(episode, self.trace, slots, problems, rate)
         return decision
 
     def begin(self, *, val_loss: float | None = None, score: float | None = None) -> Decision:
@@ -462,7 +469,7 @@ class Grower:
                 f"the state has format {state.get('format')!r}; this version of Esper reads format "
                 f"{FORMAT}."
             )
-        if self.epoch or self._steps.sums.n_losses:
+        if self.epoch or self._steps.tally.n_losses[0]:
             raise GrowerError(
                 f"this Grower has trained for {self.epoch} epochs; load the state into a new one, "
                 "made with a new model and optimizer."
@@ -566,10 +573,11 @@ class Grower:
     def _count_samples(self) -> int:
         """Return the number of samples of the epoch, on all ranks."""
         (size,) = self.ranks.mean(Call.END_EPOCH, [self._sample.batch_size])
-        return round(max(1, self._steps.sums.n_losses) * cast(float, size) * self.ranks.count)
+        n_batches = max(1, int(self._steps.tally.n_losses[0]))
+        return round(n_batches * cast(float, size) * self.ranks.count)
 
     def _decide(self, found: EpochResults) -> Decision:
-        episode, problems = self._episode, self._steps.sums.problems
+        episode, problems = self._episode, self._steps.problems
         if self.epoch >= self.epochs:
             choice = Choice(why="the budget is used up")
         elif self.is_finished:

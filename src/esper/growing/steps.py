@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad_norm_
@@ -22,51 +21,7 @@ from esper.growth.modules import named_parameters
 from esper.growth.optimizers import OptimizerKeeper
 from esper.growth.ranks import Ranks
 from esper.lifecycle.stages import Stage
-from esper.populations import EpochReport
-
-
-class EpochSums:
-    """What the steps of an epoch add up to."""
-
-    def __init__(self) -> None:
-        self.n_losses = self.n_norms = 0
-        self._loss = self._norm = self._norm_squares = 0.0
-        self._seed_norms: dict[str, float] = {}
-        self.problems: list[str] = []
-        """Why the governor rolled the model back."""
-
-    @property
-    def mean_loss(self) -> float | None:
-        """The mean loss; None without any."""
-        return self._loss / self.n_losses if self.n_losses else None
-
-    def add_loss(self, loss: float) -> None:
-        """Add the loss of a batch."""
-        self._loss += loss
-        self.n_losses += 1
-
-    def add_norms(self, norm: float, seed_norms: Sequence[tuple[str, float]]) -> None:
-        """Add the norm of all gradients, and those of each seed's, by slot."""
-        self._norm += norm
-        self._norm_squares += norm * norm
-        self.n_norms += 1
-        for name, own in seed_norms:
-            self._seed_norms[name] = self._seed_norms.get(name, 0.0) + own
-
-    def report(self, names: Sequence[str], train_loss: float | None) -> EpochReport:
-        """Return the epoch of the model, whose slots have these names; NaN if unknown."""
-        mean = self._norm / self.n_norms if self.n_norms else math.nan
-        spread = self._norm_squares / max(1, self.n_norms) - mean * mean
-        noise = math.sqrt(max(spread, 0.0)) / mean if mean else mean
-        norms = [self._seed_norms.get(name, 0.0) / max(1, self.n_norms) for name in names]
-        return EpochReport(
-            losses=np.array([math.nan if train_loss is None else train_loss]),
-            gradient_norms=np.array([mean]),
-            flops=np.zeros(1),
-            seed_gradient_norms=np.array([norms]),
-            gradient_noise=np.array([noise]),
-            interventions={},
-        )
+from esper.populations.tally import EpochTally
 
 
 class Steps:
@@ -86,7 +41,10 @@ class Steps:
     ) -> None:
         self._module, self.optimizers, self.scaler = module, optimizers, scaler
         self.averages, self._ranks = averages, ranks
-        self.sums = EpochSums()
+        self.problems: list[str] = []
+        """Why the governor rolled the model back in this epoch."""
+        self.tally = EpochTally(1, 0)
+        """What the epoch comes to so far."""
         self.first_loss: float | None = None
         """The first loss of all."""
         self._n_micro = 0
@@ -101,6 +59,17 @@ class Steps:
         host_slots.listeners.append(_weakly(self._note_structure))
         host_slots.action_listeners.append(_weakly(self.note_growing))
         self._note_structure()
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Start to add up another epoch."""
+        self.problems, self.tally = [], EpochTally(1, len(self._slots))
+        self.tally.start()
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean of the good losses of this epoch; None without any."""
+        return float(self.tally.mean_losses()[0]) if self.tally.n_losses[0] else None
 
     def step(
         self, loss: Tensor, accumulate: int, max_grad_norm: float | None
@@ -133,7 +102,7 @@ class Steps:
         report = self.governor.check_loss(loss)
         if report is None:
             value = self.governor.loss
-            self.sums.add_loss(value)
+            self.tally.add_loss(0, value)
             self.first_loss = value if self.first_loss is None else self.first_loss
         return self.note(report)
 
@@ -144,13 +113,16 @@ class Steps:
         )
         norm = self.governor.gradient_norm
         if report is None and math.isfinite(norm):
-            self.sums.add_norms(norm, [(name, slot.gradient_norm()) for name, slot in self.growing])
+            norms = [0.0] * len(self._slots)
+            for number, slot in self.growing:
+                norms[number] = slot.gradient_norm()
+            self.tally.add_norms(0, norm, norms)
         return self.note(report)
 
     def note(self, report: GovernorReport | None) -> GovernorReport | None:
         """Note whether the model was rolled back."""
         if report is not None:
-            self.sums.problems.append(report.reason)
+            self.problems.append(report.reason)
             self.note_growing()
             self.sync()
         return report
@@ -162,7 +134,8 @@ class Steps:
 
     def note_growing(self) -> None:
         """Note the slots with an uncommitted seed; looking for them takes long in every step."""
-        self.growing = [(n, slot) for n, slot in self._slots.items() if slot.life.is_growing]
+        slots = enumerate(self._slots.values())
+        self.growing = [(number, slot) for number, slot in slots if slot.life.is_growing]
 
     def require_unchanged(self) -> None:
         """Raise if parameters were replaced by hand, or the optimizers lost those of seeds."""

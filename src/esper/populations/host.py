@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from esper.arrays import Floats
 from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError, UnsupportedHostError, blame_user_code
 from esper.growth.footprint import forward_flops, training_step_flops
-from esper.growth.governor import Governor, GovernorReport
+from esper.growth.governor import Governor, GovernorReport, LossWatch
 from esper.growth.host_slots import Slot, slot_size, slots
 from esper.growth.modules import (
     count_parameters,
@@ -42,6 +39,7 @@ from esper.populations.host_data import (
     sample_means,
 )
 from esper.populations.host_memory import HostMemory
+from esper.populations.tally import EpochTally
 from esper.populations.vector_programs import NoProgramError, Program, TensorTable, write_program
 
 EVALUATION_BATCH = 512
@@ -52,22 +50,6 @@ def moment_names(config: PopulationConfig) -> tuple[str, ...]:
     if config.optimizer == "sgd":
         return ("momentum_buffer",) if config.momentum else ()
     return ("exp_avg", "exp_avg_sq")
-
-
-@lru_cache(maxsize=4096)
-def _with_own(
-    config: PopulationConfig,
-    learning_rate: float | None,
-    batch_size: int | None,
-    batches_per_epoch: int | None,
-) -> PopulationConfig:
-    """Return the settings of a host that has some of its own."""
-    return replace(
-        config,
-        learning_rate=learning_rate or config.learning_rate,
-        batch_size=batch_size or config.batch_size,
-        batches_per_epoch=batches_per_epoch or config.batches_per_epoch,
-    )
 
 
 def make_optimizer(
@@ -103,18 +85,6 @@ class HostCosts:
     """The size of each slot."""
 
 
-@dataclass(eq=False)
-class TrainedEpoch:
-    """What a host's epoch in torch came to."""
-
-    losses: list[float]
-    norms: list[float]
-    seed_norms: Floats
-    """``[S]`` sums over steps."""
-    flops: float
-    intervention: GovernorReport | None = None
-
-
 class Host:
     """A model that is trained, whatever trains it.
 
@@ -132,13 +102,17 @@ class Host:
     ) -> None:
         """Prepare to train a new model by these settings, which the specification may override."""
         self.model, self.spec, self.objective, self._name = model, spec, objective, name
-        own = spec.learning_rate, spec.batch_size, spec.batches_per_epoch
-        self.config = _with_own(config, *own)
+        self.config = config
+        self.learning_rate = spec.learning_rate or config.learning_rate
         self.slots = slots(model)
-        self.optimizer = make_optimizer(model, self.config, self.config.learning_rate)
+        self.optimizer = make_optimizer(model, config, self.learning_rate)
         OptimizerKeeper(model, self.optimizer, seed_lr_factor=config.seed_lr_factor)
-        n_batch, per_epoch = self.config.batch_size, self.config.batches_per_epoch
-        self.order = BatchOrder(spec.seed, len(spec.data.train_inputs), n_batch, per_epoch)
+        self.order = BatchOrder(
+            spec.seed,
+            len(spec.data.train_inputs),
+            spec.batch_size or config.batch_size,
+            spec.batches_per_epoch or config.batches_per_epoch,
+        )
         self.costs: HostCosts
         """Those before growth, which hosts of the same size share."""
         self.memory: HostMemory | None = None
@@ -146,7 +120,8 @@ class Host:
         self.counters: list[Tensor] = []
         """Buffers that count the batches of training."""
         self._table: TensorTable | None = None
-        self._programs: dict[Ablation | None, Program | str] = {}
+        self._programs: dict[Ablation | tuple[str, ...] | None, Program | str] = {}
+        """By what is left out, or the slots whose seeds that are; None for training."""
         self._flops: dict[Ablation | None, float] = {}
         self._governor: Governor | None = None
         self._is_kept = False
@@ -183,30 +158,37 @@ class Host:
         """Return the program that trains (None) or evaluates the host; or why none does."""
         found = self._programs.get(ablation)
         if found is None:
-            try:
-                # What nothing is left out of, and no seed learns apart from, is trained as it is.
-                is_whole = ablation is not None and not self._is_growing()
-                found = self.program(None) if is_whole else self._write(ablation)
-            except NoProgramError as error:
-                found = str(error)
+            key = None if ablation is None else self._left_out(ablation)
+            found = self._programs.get(key)
+            if found is None:
+                try:
+                    found = self._programs[key] = self._write(key)
+                except NoProgramError as error:
+                    found = self._programs[key] = str(error)
             self._programs[ablation] = found
         return found
 
-    def _is_growing(self) -> bool:
-        return any(life.has_seed for _, life in self.slots.lives.items())
+    def _left_out(self, ablation: Ablation) -> tuple[str, ...] | None:
+        """Return the slots whose seeds an evaluation leaves out; None if it runs what is trained.
 
-    def _write(self, ablation: Ablation | None) -> Program:
+        The kernel sums apart what uncommitted seeds compute, so that is not quite what it trains.
+        """
+        seeds = [(name, life) for name, life in self.slots.lives.items() if life.has_seed]
+        off = tuple(name for name, life in seeds if ablation.excludes(name, life))
+        return off if off or any(life.is_growing for _, life in seeds) else None
+
+    def _write(self, left_out: tuple[str, ...] | None) -> Program:
         if self._table is None:
             self._table = TensorTable(self.model, 1 + len(moment_names(self.config)))
         if (problem := self._table.problem) is not None:
             raise NoProgramError(problem)
-        has_seeds = ablation is None and self._is_growing()
-        seeds = self._describe_seeds(self._table) if has_seeds else ()
-        with self._mode(ablation):
+        seeds = self._describe_seeds(self._table) if left_out is None else ()
+        off, is_training = left_out or (), left_out is None
+        with torch.set_grad_enabled(is_training), self.slots.without(lambda n, _: n in off):
             program, counters = write_program(
                 self.model, self._table, self.input_shape, list(self.slots), seeds
             )
-        if ablation is None:
+        if left_out is None:
             self.counters = counters
         return program
 
@@ -254,39 +236,44 @@ class Host:
             count = training_step_flops if ablation is None else forward_flops
             return count(self.model, sample) / len(sample)
 
-    def train_in_torch(self, losses: list[float]) -> tuple[TrainedEpoch, list[float]]:
+    def train_in_torch(self, number: int, watch: LossWatch, tally: EpochTally) -> None:
         """Train an epoch with torch and the governor; do not advance the slots.
 
-        Takes and returns the statistics of the host's losses.
+        Args:
+            number: The number of the host in the other arguments.
+            watch: The statistics of all hosts' losses.
+            tally: What the epoch of all hosts comes to.
         """
         governor = self._find_governor()
-        governor.watch.set_state(losses)
+        governor.watch.set_state(watch.get_state(number))
+        tally.start([number])
+        problem = self._train_batches(number, governor, tally) or governor.check_parameters()
+        if problem is not None:
+            tally.interventions[number] = problem
+            self._on_new_parameters()  # its optimizer's state was replaced
+        watch.set_state(governor.watch.get_state(), number)
+
+    def _train_batches(
+        self, number: int, governor: Governor, tally: EpochTally
+    ) -> GovernorReport | None:
+        """Train on all batches of an epoch; return the governor's report if it rolls back."""
         inputs, targets = self.spec.data.split("train")
         batches = torch.from_numpy(self.order.draw_epoch())
         cost = self.order.batch_size * self.flops(None)
-        epoch = TrainedEpoch([], [], np.zeros(len(self.slots)), 0.0)
         self.model.train()
         with seeded(self.order.noise_seed):
             for batch in batches:
                 self.optimizer.zero_grad()
                 loss = self._loss(inputs[batch], targets[batch])
-                epoch.flops += cost
-                epoch.intervention = governor.step(loss)
-                if epoch.intervention is not None:
-                    break
-                epoch.losses.append(loss.item())
-                epoch.norms.append(governor.gradient_norm)
-                epoch.seed_norms += [slot.gradient_norm() for slot in self.slots.values()]
-            if epoch.intervention is None:
-                last = inputs[batches[-1]], targets[batches[-1]]
-                with torch.no_grad(), unchanged_buffers(self.model):
-                    value = self._loss(*last).item()
-                epoch.intervention = governor.check_loss(value)
-        if epoch.intervention is None:
-            epoch.intervention = governor.check_parameters()
-        if epoch.intervention is not None:  # its optimizer's state was replaced
-            self._on_new_parameters()
-        return epoch, governor.watch.get_state()
+                tally.flops[number] += cost
+                if (problem := governor.step(loss)) is not None:
+                    return problem
+                tally.add_loss(number, loss.item())
+                norms = [slot.gradient_norm() for slot in self.slots.values()]
+                tally.add_norms(number, governor.gradient_norm, norms)
+            with torch.no_grad(), unchanged_buffers(self.model):
+                value = self._loss(inputs[batches[-1]], targets[batches[-1]]).item()
+            return governor.check_loss(value)
 
     def _find_governor(self) -> Governor:
         if self._governor is None:

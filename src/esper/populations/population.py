@@ -212,6 +212,19 @@ class Population:
             counts[name] = counts.get(name, 0) + 1
         return counts
 
+    def describe_forms(self) -> str | None:
+        """Return a sentence about hosts that the kernel does not train; None if it trains all."""
+        forms = self.forms()
+        reasons = [name.removeprefix("torch: ") for name in forms if name != "compiled"]
+        n_torch = self.n_hosts - forms.get("compiled", 0)
+        which = "all hosts" if n_torch == self.n_hosts else f"{n_torch} of {self.n_hosts} hosts"
+        if not reasons:
+            return None
+        return (
+            f"PyTorch trains {which}, with the same results as the compiled kernel, but more "
+            f"slowly: {'; '.join(reasons)}"
+        )
+
     def measure(self, spec: HostSpec) -> HostCosts:
         """Return the size and the FLOPs of a host that is not part of the population."""
         return self._make_host(0, spec).costs
@@ -237,9 +250,7 @@ class Population:
         for host, is_own in zip(active, is_compiled.tolist(), strict=True):
             held = self._hosts[host]
             if not is_own:
-                epoch, losses = held.train_in_torch(self._watch.get_state(host))
-                self._watch.set_state(losses, host)
-                tally.add_epoch(host, epoch)
+                held.train_in_torch(host, self._watch, tally)
             if growing[host]:
                 held.slots.tick()
             held.end_epoch(is_own)

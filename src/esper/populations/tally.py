@@ -1,7 +1,8 @@
-"""What an epoch of many hosts comes to. Shapes: N = all hosts, K = some, T = steps, S = slots."""
+"""What an epoch of hosts comes to. Shapes: N = all hosts, K = some, T = steps, S = slots."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from esper.arrays import Floats
 from esper.growth.governor import GovernorReport, LossWatch
-from esper.populations.host import TrainedEpoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +35,33 @@ class EpochTally:
     """Accumulates the losses, gradient norms and FLOPs of an epoch, for each host."""
 
     def __init__(self, n_hosts: int, n_slots: int) -> None:
-        self._losses, self._norms, self._squares, self._flops, self._counts = np.zeros((5, n_hosts))
+        self.flops: Floats = np.zeros(n_hosts)
+        """FLOPs of the training."""
+        self.n_losses: Floats = np.zeros(n_hosts)
+        """Good losses so far."""
+        self._losses, self._norms, self._squares, self._n_norms = np.zeros((4, n_hosts))
         self._seed_norms = np.zeros((n_hosts, n_slots))
         self._is_alive = np.ones(n_hosts, np.bool_)
         self._is_active = np.zeros(n_hosts, np.bool_)
         self.failures: dict[int, str] = {}
         """Why hosts have to be rolled back."""
         self.interventions: dict[int, GovernorReport] = {}
+
+    def start(self, hosts: Any = slice(None)) -> None:
+        """Note that hosts are trained; the means of the others are 0."""
+        self._is_active[hosts] = True
+
+    def add_loss(self, host: int, loss: float) -> None:
+        """Add a good loss."""
+        self._losses[host] += loss
+        self.n_losses[host] += 1.0
+
+    def add_norms(self, host: int, norm: float, seed_norms: Sequence[float]) -> None:
+        """Add the norm of the gradients of a good step, and those of each slot's seed alone."""
+        self._norms[host] += norm
+        self._squares[host] += norm * norm
+        self._seed_norms[host, : len(seed_norms)] += seed_norms
+        self._n_norms[host] += 1.0
 
     def record_epoch(
         self,
@@ -65,13 +85,13 @@ class EpochTally:
             norms: ``[K, T, 1 + S]`` gradient norms: of what is the host's, then of each seed.
             step_flops: ``[N]`` FLOPs of a step.
         """
-        self._is_active[hosts] = True
+        self.start(hosts)
         seed_norms = norms[:, :, 1:]
         whole = np.sqrt(np.square(norms).sum(2))
         for step in range(norms.shape[1]):
             now = slice(None) if lengths.min() > step else lengths > step
             some = hosts[now]
-            self._flops[some] += step_flops[some] * self._is_alive[some]
+            self.flops[some] += step_flops[some] * self._is_alive[some]
             is_well = self._check_losses(watch, some, losses[now, step], whole[now, step])
             if not is_well.all():
                 now = np.arange(len(hosts))[now][is_well]
@@ -81,7 +101,8 @@ class EpochTally:
             self._norms[some] += whole[now, step]
             self._squares[some] += np.square(whole[now, step])
             self._seed_norms[some] += seed_norms[now, step]
-            self._counts[some] += 1.0
+            self.n_losses[some] += 1.0
+            self._n_norms[some] += 1.0
         rows = np.arange(len(hosts))
         self._check_losses(watch, hosts, losses[rows, lengths])
         for row in np.flatnonzero(losses[rows, lengths + 1] != 0.0).tolist():
@@ -113,32 +134,24 @@ class EpochTally:
             self._is_alive[host] = False
             self.failures[host] = reason
 
-    def add_epoch(self, host: int, epoch: TrainedEpoch) -> None:
-        """Add an epoch that torch has trained."""
-        self._is_active[host] = True
-        norms = np.array(epoch.norms)
-        self._losses[host], self._flops[host] = sum(epoch.losses), epoch.flops
-        self._norms[host], self._squares[host] = norms.sum(), np.square(norms).sum()
-        self._seed_norms[host, : len(epoch.seed_norms)] = epoch.seed_norms
-        self._counts[host] = len(norms)
-        if epoch.intervention is not None:
-            self.interventions[host] = epoch.intervention
-
     def report(self) -> EpochReport:
         """Return the means over good steps: NaN for hosts without one."""
-        means = self._mean(self._norms)
-        spread = np.maximum(self._mean(self._squares) - means * means, 0.0)
+        means = self._mean(self._norms, self._n_norms)
+        spread = np.maximum(self._mean(self._squares, self._n_norms) - means * means, 0.0)
         noise = np.divide(np.sqrt(spread), means, out=np.zeros_like(means), where=means != 0.0)
         return EpochReport(
-            losses=self._mean(self._losses),
+            losses=self.mean_losses(),
             gradient_norms=means,
-            flops=self._flops,
-            seed_gradient_norms=self._seed_norms / np.maximum(self._counts, 1.0)[:, None],
+            flops=self.flops,
+            seed_gradient_norms=self._seed_norms / np.maximum(self._n_norms, 1.0)[:, None],
             gradient_noise=noise,
             interventions=self.interventions,
         )
 
-    def _mean(self, sums: Floats) -> Floats:
-        counts = self._counts
+    def mean_losses(self) -> Floats:
+        """Return the mean good loss of each host."""
+        return self._mean(self._losses, self.n_losses)
+
+    def _mean(self, sums: Floats, counts: Floats) -> Floats:
         means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
         return np.where(self._is_active, means, 0.0)

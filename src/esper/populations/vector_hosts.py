@@ -53,11 +53,6 @@ _RULE = np.dtype(
 _TRAIN, _EVALUATE = 0, 1
 
 
-def is_kernel_available() -> bool:
-    """Return whether the compiled kernel was built when Esper was installed."""
-    return _kernel is not None
-
-
 class VectorHosts:
     """The hosts of a population as jobs of the kernel."""
 
@@ -142,7 +137,7 @@ class VectorHosts:
         )
         job["batch"], job["n_columns"] = held.order.batch_size, 1 + self._alphas.shape[1]
         job["alphas"] = self._alphas.ctypes.data + host * self._alphas.strides[0]
-        job["rule"], job["rate"] = rule.ctypes.data, held.config.learning_rate
+        job["rule"], job["rate"] = rule.ctypes.data, held.learning_rate
         self._jobs[what, host] = job[0]
         self._step_flops[host] = held.order.batch_size * held.flops(None)
 
@@ -196,10 +191,10 @@ class VectorHosts:
 def _find_reason(held: Host, objective: int | None) -> str | None:
     """Return why the kernel cannot compute a host, whatever grows in it; None if it can."""
     inputs, parameters = held.spec.data.train_inputs, parameters_of(held.model)
-    if objective is None:
-        return "the kernel does not have the objective"
     if inputs.ndim not in (2, 4) or inputs.dtype not in (torch.float32, torch.float64):
         return "samples are neither vectors nor images of floating point numbers"
+    if objective is None:
+        return "the kernel does not have the objective"
     if any(parameter.dtype != inputs.dtype for parameter in parameters):
         return "samples and parameters have several dtypes"
     if held.order.batch_size > MAX_SAMPLES:

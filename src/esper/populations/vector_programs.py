@@ -246,23 +246,25 @@ class _Reader:
             raise NoProgramError(f"{kind.__name__} has no op")
         output = source
         for name in chain:
-            output = self.read(_find_child(module, name), output)
+            output = self.read(own["_modules"][name], output)
         if forward is ResidualBlock.forward:
             output = self.add(OpKind.ADD, source, other=output)
         return output
 
-    def parameter(self, parameter: Tensor | None) -> int:
-        """Return the index of a parameter; -1 for None."""
-        if parameter is None:
-            return -1
-        if not parameter.requires_grad:
-            raise NoProgramError("a parameter is frozen")
-        return self.table.indices[id(parameter)]
+    def weights(self, layer: nn.Module) -> dict[str, int]:
+        """Return the indices of a layer's weight and bias, -1 for none."""
+        own: dict[str, Tensor | None] = layer.__dict__["_parameters"]
+        found = {"weight": -1, "bias": -1}
+        for name in found:
+            if (parameter := own[name]) is not None:
+                if not parameter.requires_grad:
+                    raise NoProgramError("a parameter is frozen")
+                found[name] = self.table.indices[id(parameter)]
+        return found
 
     def read_linear(self, layer: nn.Linear, source: int) -> int:
         """Add a linear layer."""
-        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
-        return self.add(OpKind.LINEAR, source, weight=weight, bias=bias)
+        return self.add(OpKind.LINEAR, source, **self.weights(layer))
 
     def read_conv(self, layer: nn.Conv2d, source: int) -> int:
         """Add a convolution."""
@@ -270,9 +272,8 @@ class _Reader:
             raise NoProgramError("a convolution has a stride, a dilation or other padding")
         if isinstance(layer.padding, str):
             raise NoProgramError("a convolution's padding is not a number")
-        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
         form = (layer.groups, *layer.padding)
-        return self.add(OpKind.CONV, source, weight=weight, bias=bias, form=form)
+        return self.add(OpKind.CONV, source, **self.weights(layer), form=form)
 
     def read_batch_norm(self, layer: nn.BatchNorm2d, source: int) -> int:
         """Add a batch norm of feature maps."""
@@ -282,19 +283,17 @@ class _Reader:
         if layer.num_batches_tracked is not None:
             self.counters.append(layer.num_batches_tracked)
         at = self.table.buffer_offsets
-        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
         form = (at[id(mean)], at[id(variance)])
         numbers = {"number": layer.eps, "momentum": layer.momentum, "form": form}
-        return self.add(OpKind.BATCH_NORM, source, weight=weight, bias=bias, **numbers)
+        return self.add(OpKind.BATCH_NORM, source, **self.weights(layer), **numbers)
 
     def read_norm(self, layer: Any, source: int) -> int:
         """Add a layer norm over all features, or a group norm over all channels and positions."""
         is_group = isinstance(layer, nn.GroupNorm)
         if layer.weight is None or layer.bias is None or (is_group and layer.num_groups != 1):
             raise NoProgramError("a norm has several groups, or no weights or biases")
-        weight, bias = self.parameter(layer.weight), self.parameter(layer.bias)
-        form = (1 + 2 * is_group,)
-        return self.add(OpKind.NORM, source, weight=weight, bias=bias, number=layer.eps, form=form)
+        own = self.weights(layer)
+        return self.add(OpKind.NORM, source, **own, number=layer.eps, form=(1 + 2 * is_group,))
 
     def read_relu(self, layer: nn.ReLU, source: int) -> int:
         """Add a ReLU."""
@@ -352,10 +351,6 @@ class _Reader:
             opening = self.add(OpKind.GATE, self.read(part.gate, y))
             return self.add(OpKind.SCALE, change, other=opening, form=(0,))
         return change
-
-
-def _find_child(module: nn.Module, name: str) -> nn.Module:
-    return module.__dict__["_modules"][name]
 
 
 class _Writer:

@@ -42,8 +42,8 @@ class RecordOutput:
 
     A watcher may also have methods ``watch_step(step)``, called once for a step of all environments
     instead of with a record of each; ``watch_trial(trial)``, for the :class:`TrialProgress` of
-    trials, which take much longer than steps; and ``watch_workers(message)``, for sentences about
-    worker processes.
+    trials, which take much longer than steps; and ``watch_note(message)``, for sentences about
+    what computes the run.
     """
 
     def __init__(self, writer: TelemetryWriter, watchers: Sequence[Sink] = ()) -> None:
@@ -71,9 +71,9 @@ class RecordOutput:
         """Pass the progress of a trial to the watchers that show it."""
         self._show("watch_trial", trial)
 
-    def show_workers(self, message: str) -> None:
-        """Pass a sentence about worker processes to the watchers that show it."""
-        self._show("watch_workers", message)
+    def show_note(self, message: str) -> None:
+        """Pass a sentence about what computes the run to the watchers that show it."""
+        self._show("watch_note", message)
 
     def _show(self, method: str, value: object) -> None:
         def pass_on(watcher: Sink) -> None:

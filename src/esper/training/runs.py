@@ -344,8 +344,9 @@ def _run(
                 name=folder.name,
                 pool=pool,
             )
-            if workers := describe_pool(pool, config, task):
-                output.show_workers(workers)
+            for note in (describe_pool(pool, config, task), trainer.describe_forms()):
+                if note is not None:
+                    output.show_note(note)
             if loaded is not None:
                 trainer.load(loaded.state)
             try:

@@ -30,7 +30,7 @@ from esper.training.records import (
     round_record,
     run_record,
 )
-from esper.training.setup import make_agent, make_run_task, task_facts
+from esper.training.setup import N_FACT_DRAWS, make_agent, make_run_task, task_facts
 from esper.training.shards import ShardedRollout, join_tallies, plan_shards
 from esper.training.signals import Stopped, StopRequest
 from esper.training.state import RunParts
@@ -91,8 +91,9 @@ class Trainer:
         self.pool.start()
         shards = plan_shards(config, self.task)
         rollout = ShardedRollout(self.pool, shards, self.task, check=stop.check)
-        # One host of each design, to describe them.
-        self._sample = GrowthVectorEnv(self.task, len(self.task.designs))
+        # One host of each design, or some that were drawn, to describe them.
+        n_hosts = N_FACT_DRAWS if self.task.draws_designs else len(self.task.designs)
+        self._sample = GrowthVectorEnv(self.task, n_hosts)
         slot_config = self._sample.slot_config
         agent = make_agent(config, slot_config)
         self.parts = RunParts(
@@ -107,6 +108,10 @@ class Trainer:
         self.stopwatch = Stopwatch()
         self._trials = Trials(config, self.task, stop, pool=self.pool)
         self._saved_at: tuple[int, int, str] | None = None
+
+    def describe_forms(self) -> str | None:
+        """Return a sentence about hosts that train more slowly than compiled ones, if any do."""
+        return self._sample.growth.population.describe_forms()
 
     def load(self, state: State) -> None:
         """Continue from a checkpoint."""
