@@ -5,7 +5,7 @@
     out: Annotated[str | None, Metavar("FOLDER")] = None
     json: bool = False
 
-A field's declaration says what is allowed (:mod:`esper.config.checks`), and its docstring is the
+A field's declaration defines what is allowed (:mod:`esper.config.checks`), and its docstring is the
 help. Every mistake is reported in one line.
 """
 

@@ -1,4 +1,4 @@
-"""``esper tasks``, ``blueprints`` and ``explain``: what there is, and what the words mean."""
+"""``esper tasks``, ``blueprints`` and ``explain``: lists, and the meaning of words."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class GrowthConfig(Settings):
 
     commits_at_once: bool = True
     """Whether new units and copied blocks are committed, at their alpha target, as soon as they
-    germinate. They change nothing yet, so the model goes on as it was and all of it trains
+    germinate. They change nothing yet, so the model computes what it did and all of it trains
     together. If not, they are blended in. Modules beside a block are always blended in."""
 
     max_widening: Annotated[float, Bounds(1.0)] | None = None

@@ -78,7 +78,7 @@ class PPOConfig(Settings):
         learning_rate: Step size of Adam.
         n_epochs: Passes over the rollout in one update.
         batch_size: Steps of a minibatch; a recurrent policy rounds to whole sequences.
-        n_minibatches: Minibatches of each pass, instead of batch_size; None: as batch_size says.
+        n_minibatches: Minibatches of each pass, instead of batch_size; None: use batch_size.
         sequence_length: Steps through which gradients flow back in a recurrent policy; None: the
             whole rollout.
         gamma: Discount factor, in [0, 1].

@@ -1,4 +1,4 @@
-"""Memory: what settings need, what there is, what is used, and how the C library returns it."""
+"""Memory: required, available and used amounts, and how the C library returns it."""
 
 from __future__ import annotations
 

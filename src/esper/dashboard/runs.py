@@ -250,7 +250,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _newest(*stats: os.stat_result | None) -> str | None:
-    """Return the date of the newest file, in ISO 8601; None if there are none."""
+    """Return the date of the newest file, in ISO 8601; None without any."""
     times = [stat.st_mtime for stat in stats if stat]
     return (
         datetime.fromtimestamp(max(times), UTC).isoformat(timespec="milliseconds")

@@ -32,7 +32,7 @@ def study(
 ) -> DataFrame:
     """Train every configuration of a study with every seed, and return a row for each run.
 
-    What is done is not done again, so a study that was stopped or killed goes on where it was.
+    Finished runs are kept, so a study that was stopped or killed continues where it was.
 
     Args:
         study: A TOML file, or the same values as a mapping; see ``docs/study.md``.

@@ -123,7 +123,7 @@ class EpisodeRecords(HostFacts):
     def settle(
         self, hosts: list[int], is_kept: Flags, scores: Floats, final_scores: Floats
     ) -> None:
-        """Record that the current state of some hosts is the one that counts.
+        """Record that the current state of some hosts is their best.
 
         Of each: whether its blended seeds are kept, its validation score, and its score on samples
         that the controller never sees.

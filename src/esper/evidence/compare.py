@@ -63,7 +63,7 @@ def compare(
         n_hosts: Number of held-out hosts.
         price: Score that the FLOPs of one reference run cost; by default the task's.
         task: A task or its name; by default the one that the learned controllers, other than the
-            shipped one, learned on, or ``"digits-family"`` if there are none.
+            shipped one, learned on, or ``"digits-family"``.
         task_options: Options of the task.
         **options: See :class:`esper.evidence.evaluation.EvalOptions`.
 

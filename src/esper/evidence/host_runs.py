@@ -164,7 +164,7 @@ class Recorder:
         self._keep_numbers()
 
     def _keep_numbers(self) -> None:
-        """Keep the numbers of the seeds of hosts whose current epoch is the one that counts."""
+        """Keep the numbers of the seeds of hosts whose current epoch is their best."""
         records, n_slots = self._growth.records, self._growth.slot_config.max_slots
         for host in range(self._n):
             if records.settled_epoch[host] == records.epoch[host]:

@@ -165,7 +165,7 @@ class Batches:
             raise BadDataError(
                 f"{name} is {type_of(cast(object, data))}, which can be read only once, but every "
                 "epoch reads the data again; give a DataLoader, or an object whose __iter__ starts "
-                "anew."
+                "again."
             )
         else:
             self._source = cast(Iterable[Any], data)

@@ -78,7 +78,7 @@ def grow(
     given model is returned if no epoch was better, so the result is never worse on validation.
     Because the validation data decide, an unbiased estimate needs separate test data.
 
-    Data are iterated anew in every epoch and never read into memory as a whole. Ctrl-C ends the
+    Data are iterated in every epoch and never read into memory as a whole. Ctrl-C ends the
     training and returns the best so far. Torch's default generator is left unchanged.
 
     Given a task instead of a model, one host of the task is grown on the task's data, and measured
@@ -97,7 +97,7 @@ def grow(
             cross-entropy for classes, or the squared error for numbers. Classes are whole targets,
             or floats of which all are 0 or 1 if the model has one output.
         metric: ``"accuracy"``, ``"mse"``, ``"r2"``, ``"loss"``, an :class:`esper.Metric`, or a
-            function of outputs and targets where more is better; None for the one that fits.
+            function of outputs and targets where more is better; None chooses one by the targets.
             ``"mse"`` and ``"r2"`` take all floats for numbers.
         class_weights: A weight for each class, for the default loss.
         price: Price of the FLOPs of plain training, in score, that the controller is told. At 0,

@@ -158,7 +158,7 @@ class Recording:
         except (TelemetryError, StorageError) as error:
             self._finalizer()
             warnings.warn(
-                f"the training goes on unrecorded: {error}", TelemetryWarning, stacklevel=4
+                f"the training continues unrecorded: {error}", TelemetryWarning, stacklevel=4
             )
 
     def close(self) -> None:

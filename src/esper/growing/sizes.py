@@ -94,7 +94,7 @@ class SizeRule:
         return {size: why for size, why in found.items() if size != leader}
 
     def _find_large(self, curves: Curves, racing: Sequence[int]) -> dict[int, str]:
-        """Return sizes that are not enough ahead of a smaller one that goes on, and why."""
+        """Return sizes that are too close to a smaller one that still trains, and why."""
         found: dict[int, str] = {}
         for small, large in combinations(racing, 2):
             lead, expected = self._lead(curves[large], curves[small])

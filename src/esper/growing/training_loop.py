@@ -214,11 +214,11 @@ class TrainingLoop:
         return self._last
 
     def score(self, found: Evaluation) -> float:
-        """Return the score of an evaluation, as the Grower is told it."""
+        """Return the score of an evaluation in the form that the Grower expects."""
         return clipped_score(found, self.before)
 
     def _shown(self, found: Evaluation) -> dict[str, float]:
-        """Return what the Grower is told about an evaluation."""
+        """Return what the Grower receives about an evaluation."""
         return {"score": self.score(found), "val_loss": found.loss}
 
     def _schedulers(self, *, per_batch: bool) -> list[LRScheduler]:

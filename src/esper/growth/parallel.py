@@ -1,7 +1,7 @@
 """DistributedDataParallel around a model whose parameters are replaced.
 
 It knows the parameters that its module had when it was made; gradients of others are not averaged.
-So the user's own object is initialized anew whenever the model has changed.
+So the user's own object is initialized again whenever the model has changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hooks that blend new units and blocks in; there are none once they count in full."""
+"""Hooks that blend new units and blocks in; they are removed at full strength."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class AcceleratedGrower(Grower):
             accelerator.save_state(folder)
         model = grower.export()
 
-    ``accelerator.save_state`` saves it too. To resume, make everything anew, the AcceleratedGrower
-    included, and call ``accelerator.load_state`` before the first step.
+    ``accelerator.save_state`` saves it too. To resume, create everything again, including the
+    AcceleratedGrower, and call ``accelerator.load_state`` before the first step.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class AcceleratedGrower(Grower):
         if not self._state.is_waiting:
             raise GrowerError(
                 f"{folder} cannot be loaded after {self.epoch} epochs of training; make the model, "
-                "the optimizer, the Accelerator and the AcceleratedGrower anew first."
+                "the optimizer, the Accelerator and the AcceleratedGrower again first."
             )
 
     def _leave_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> Any:
-        """Ignore the state that goes by order, if the one that goes by name is to follow."""
+        """Ignore the state in order if the state by name follows."""
         return optimizer.state_dict() if self._state.has_weights else None

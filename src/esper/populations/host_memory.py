@@ -74,9 +74,9 @@ class HostMemory:
         return all(bool(torch.isfinite(values).all()) for values in self._values)
 
     def save(self) -> None:
-        """Make the current state the one that :meth:`restore` leads to."""
+        """Save the current state for :meth:`restore`."""
         np.copyto(self._saved, self._bytes)
 
     def restore(self) -> None:
-        """Restore the saved state, at first the one that was moved here."""
+        """Restore the saved state, at first the initial one."""
         np.copyto(self._bytes, self._saved)

@@ -108,7 +108,7 @@ class Evidence:
 
     @property
     def others(self) -> tuple[Arm, ...]:
-        """All arms except the one that claims are about."""
+        """All arms except the one under test."""
         return tuple(arm for arm in self.arms if arm.name != self.learned)
 
     @property

@@ -38,7 +38,7 @@ class Table:
 
 
 def results_table(evidence: Evidence) -> Table:
-    """Return a table with a row for each arm, the one that claims are about first."""
+    """Return a table with a row for each arm, the one under test first."""
     headers = (
         "arm",
         "return",

@@ -396,7 +396,7 @@ class PPO:
         try:
             episodes = collector.collect(buffer, count)
         except BaseException:
-            # Some environments may have taken the step and others not: the next call starts anew.
+            # Some environments may have taken the step and others not: the next call resets.
             self._collector = None
             raise
         collected = time.perf_counter()
@@ -472,7 +472,7 @@ class PPO:
             observation: As an environment gives it, or a batch.
             state: The recurrent state from the last call; None at the start of an episode.
             masks: The legal choices, in any form that environments may give them; a model whose
-                environment gives masks warns once if there are none.
+                environment gives masks warns once if they are missing.
             episode_start: Whether an episode starts here: one flag, or one for each of a batch.
             deterministic: Take the most likely action instead of drawing one.
 

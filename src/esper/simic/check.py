@@ -1,4 +1,4 @@
-"""Checks that PPO can train on an environment, and says what is wrong with it.
+"""Check that PPO can train on an environment, and report what is wrong with it.
 
     python -m esper.simic.check CartPole-v1
     python -m esper.simic.check my_module:make_env

@@ -9,7 +9,7 @@ so a process that is killed at any moment leaves what was there before, or what 
 without a manifest holds nothing.
 
 A changed bit anywhere is detected: in a file by its sha256, and in the manifest because it must
-read exactly as it would be written and says nothing but what the files show.
+read exactly as it would be written and contains nothing else.
 """
 
 from __future__ import annotations

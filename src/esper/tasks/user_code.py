@@ -1,4 +1,4 @@
-"""Calling the functions of a user's task, with errors that name the one that failed."""
+"""Calling the functions of a user's task, with errors that name the failing function."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
 class TelemetryWarning(UserWarning):
-    """Telemetry is damaged or missing; the run goes on without it."""
+    """Telemetry is damaged or missing; the run continues without it."""
 
 
 def require_own_logs(path: Path) -> None:

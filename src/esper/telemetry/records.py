@@ -39,7 +39,7 @@ def record(cls: type[T]) -> type[T]:
 
 @record
 class RunRecord:
-    """The run itself, in the first row. PPO that goes on for longer adds one; the last counts."""
+    """The run itself, in the first row. PPO that is continued adds one; the last is valid."""
 
     table: ClassVar[str] = "runs"
     indexes: ClassVar[Indexes] = ()

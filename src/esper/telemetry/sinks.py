@@ -69,7 +69,7 @@ def make_tracker(
         name: ``tensorboard``, ``wandb`` or ``csv``.
         folder: The run's folder; its name is the name of the run.
         settings: What to show as the run's configuration, as plain values.
-        first_step: The first step that will be logged. Up to 1, training starts anew, and the
+        first_step: The first step that will be logged. Up to 1, training starts over, and the
             folder's earlier run is not continued. None: that of the first metrics.
 
     Raises:

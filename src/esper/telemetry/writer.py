@@ -130,7 +130,7 @@ class TelemetryWriter:
     def rewind(self, seq: int) -> None:
         """Delete every row after number ``seq``, for a run that resumes from there.
 
-        Empty telemetry goes on after that row; the earlier ones are missing.
+        Empty telemetry continues after that row; the earlier ones are missing.
 
         Raises:
             TelemetryError: If the telemetry ends before that row.

@@ -279,7 +279,7 @@ def round_record(
         seconds: The time that this process worked on it.
         seconds_by_part: The time that each part of the work took.
         n_steps: Environment steps that this process took; an interrupted one may have taken others.
-        workers: How worker processes are; None if there are none.
+        workers: The state of the worker processes; None without any.
     """
     ops: dict[str, Any] = {f"op_{op.name.lower()}": n for op, n in tally.ops_per_episode().items()}
     parts = {part: round(spent, 6) for part, spent in seconds_by_part.items()}

@@ -59,7 +59,7 @@ def require_room(config: RunConfig) -> None:
     """Reject settings whose hosts cannot fit into memory, before anything is made.
 
     Raises:
-        ConfigError: Naming the setting, what it needs and what there is.
+        ConfigError: Naming the setting, what it needs and what is available.
     """
     sizes = {"envs": config.envs, "evaluation.n_eval_episodes": config.evaluation.n_eval_episodes}
     for name, n_hosts in sizes.items():
@@ -77,7 +77,7 @@ def make_run_task(config: RunConfig, task: Task | None = None) -> Task:
 
 
 def make_task_of_worker(config: RunConfig) -> Task:
-    """Return the task of a run in a worker process, which makes it anew."""
+    """Return the task of a run in a worker process, which makes its own copy."""
     return make_in_worker(config.task, lambda: make_run_task(config))
 
 

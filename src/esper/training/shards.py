@@ -218,7 +218,7 @@ class ShardedRollout:
         Args:
             pool: Computes the steps.
             specs: The specification of each shard.
-            task: Task of the run; other processes make it anew.
+            task: Task of the run; other processes make their own copy.
             check: Called while workers are busy; what it raises ends the collection.
         """
         self._pool, self._specs, self._check = pool, list(specs), check

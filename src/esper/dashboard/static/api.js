@@ -1,4 +1,4 @@
-/** Asks the server. Every answer is plain data; an error has one line that says what is wrong. */
+/** Requests to the server. Every answer is plain data; an error has one line. */
 
 /** What the server answered instead of what was asked for. */
 export class ApiError extends Error {

@@ -1,4 +1,4 @@
-/** Series with rounds of their own, put on one axis; appended to, not made anew. */
+/** Series with rounds of their own, put on one axis; appended to, not rebuilt. */
 
 /** Values at the end of a series that may still have changed since they were taken. */
 const OVERLAP = 4;

@@ -54,12 +54,12 @@ export function useChartGroup() {
   return useMemo(() => new ChartGroup(), []);
 }
 
-/** Gives the range of a group, and renders anew when it changes. */
+/** Gives the range of a group, and renders again when it changes. */
 export function useRange(group) {
   return useGroup(group, () => group.range);
 }
 
-/** Gives the number of rounds that lines are means of, and renders anew when it changes. */
+/** Gives the number of rounds that lines are means of, and renders again when it changes. */
 export function useSmoothing(group) {
   return useGroup(group, () => group.smoothing);
 }

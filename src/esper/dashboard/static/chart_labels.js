@@ -10,7 +10,7 @@ const GAP = 6;
 const LETTERS = 16;
 /** Without names at the ends of lines, so much room is left for the last point. */
 const BARE = 12;
-/** A narrower drawing keeps its width for the lines; more lines than this are told apart by the legend. */
+/** A narrower drawing keeps its width for the lines; more lines than this are identified by the legend. */
 const NARROWEST = 330;
 const MOST = 8;
 

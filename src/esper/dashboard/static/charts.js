@@ -182,7 +182,7 @@ function lastKnown(column, index) {
   return row;
 }
 
-/** Writes the values at a row, or the last there are, without rendering anew. */
+/** Writes the values at a row, or the last known ones, without rendering again. */
 function showValues(elements, { series, columns, format }, index) {
   series.forEach((one, k) => {
     const element = elements[k];

@@ -77,7 +77,7 @@ export function metricTable(answer, id = "") {
   return table;
 }
 
-/** Joins what is known outside a range with all that there is inside it, in new arrays. */
+/** Joins known points outside a range with all points inside it, in new arrays. */
 function withDetail(known, more, { first, last }) {
   const start = known.rounds.findIndex((round) => round >= first);
   const before = start < 0 ? known.rounds.length : start;

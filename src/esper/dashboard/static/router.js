@@ -26,7 +26,7 @@ export function go(to, { replace = false } = {}) {
   window.dispatchEvent(new HashChangeEvent("hashchange"));
 }
 
-/** Gives the address that is shown, and renders anew when it changes. */
+/** Gives the address that is shown, and renders again when it changes. */
 export function useAddress() {
   const [hash, setHash] = useState(window.location.hash);
   useEffect(() => {

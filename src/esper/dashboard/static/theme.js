@@ -48,7 +48,7 @@ export function startTheme() {
   system.addEventListener("change", () => listeners.forEach((tell) => tell()));
 }
 
-/** Gives the theme that is shown, and renders anew when it changes. */
+/** Gives the theme that is shown, and renders again when it changes. */
 export function useTheme() {
   const [theme, setTheme] = useState(shownTheme());
   useEffect(() => {

@@ -75,7 +75,7 @@ def describe_step(record: StepRecord, names: Names, finish_step: int | None) -> 
 
 
 def _epochs_before(record: StepRecord | SeedEventRecord, finish_step: int | None) -> int:
-    """Return the epochs trained before a step; the one that finishes a host trains none."""
+    """Return the epochs trained before a step; a step that finishes a host trains none."""
     return record.epoch - (record.step != finish_step)
 
 
@@ -292,7 +292,7 @@ def episode_detail(telemetry: RunTelemetry, env: int, episode: int) -> EpisodeDe
 
 
 def _scores(text: str | None) -> list[float | None]:
-    """Return recorded scores, none if there are none."""
+    """Return the recorded scores, or an empty list."""
     scores: list[Any] = json.loads(text or "[]")
     return [finite(score) for score in scores]
 

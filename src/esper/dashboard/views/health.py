@@ -129,13 +129,13 @@ def _newest(telemetry: RunTelemetry, columns: str, rows: str, limit: int) -> lis
 
 
 OFTEN_RESTORED = 0.05
-"""Rollbacks per episode from which hosts count as unstable."""
+"""Rollbacks per episode from which hosts are called unstable."""
 OFTEN_STOPPED = 0.5
-"""Share of updates stopped early from which the learning rate counts as high."""
+"""Share of updates stopped early from which the learning rate is called high."""
 SLOWER, LARGER = 0.7, 1.5
-"""Changes of speed and memory that count, last quarter of the rounds against the first."""
+"""Changes of speed and memory that are reported, last quarter of the rounds against the first."""
 FEWEST_ROUNDS = 8
-"""Rounds from which such a change is looked for."""
+"""Rounds from which such changes are reported."""
 
 Level = Literal["ok", "warn", "bad"]
 

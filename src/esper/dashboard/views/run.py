@@ -114,7 +114,7 @@ NO_HEADLINE: Row = dict.fromkeys(
         *("seed_parameters", "flops", "position"),
     )
 )
-"""The headline of a run of which nothing is known."""
+"""The headline of a run without records."""
 
 
 def headline(telemetry: RunTelemetry) -> Row:

@@ -32,7 +32,7 @@ def as_list(given: Any, kind: type, name: str) -> list[Any]:
 def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> None:
     """Put new parameters where the old ones were, with their state; new entries have none.
 
-    A parameter of a copied block joins the group of the one that it is a copy of.
+    A parameter of a copied block joins the group of its original.
     """
     for optimizer in optimizers:
         lists: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
@@ -88,7 +88,7 @@ def _sort(members: list[Tensor], model: nn.Module) -> None:
 def _padded(state: dict[str, Any], change: Replacement) -> dict[str, Any]:
     """Return the optimizer's state of a parameter with zeros for its new entries.
 
-    A state that has neither the parameter's shape nor one number cannot follow and starts anew.
+    A state that has neither the parameter's shape nor one number cannot follow and is reset.
     """
     found: dict[str, Any] = {}
     for name, value in state.items():

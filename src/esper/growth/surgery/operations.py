@@ -286,7 +286,7 @@ class Operation:
                 )
         self._draws_numbers = False
         self._rejection = ""
-        """Why the last configuration that was tried is invalid, as its class says it."""
+        """Why the last configuration that was tried is invalid, in the words of its class."""
         self._before = self._run_model()
         self._require_comparable()
 
@@ -401,7 +401,7 @@ class Operation:
 
     @torch.no_grad()
     def _loads_alike(self, edits: Edits) -> bool:
-        """Compare the model with one that is built anew, with new parts that have an effect."""
+        """Compare the model with one built from its configuration; new parts have an effect."""
         generator = torch.Generator().manual_seed(0)
         new = [each.new for each in edits.replaced if each.has_new_entries]
         values = [tensor.detach().clone() for tensor in new]

@@ -252,7 +252,7 @@ def layers_name(place: Place, around: str = "") -> str:
 
 
 def matches(name: str, wanted: str) -> bool:
-    """Return whether a place or group is the one that is wanted, or inside it; stars match."""
+    """Return whether a place or group is the wanted one, or inside it; stars match."""
     if name == wanted or name.startswith((f"{wanted}.", f"{wanted}>")):
         return True
     return STAR in wanted and fnmatchcase(name, re.sub(r"([\[\]?])", r"[\1]", wanted))
@@ -264,7 +264,7 @@ def renamed(name: str, container: str, sources: Sequence[int], copy: int = 0) ->
     Args:
         name: The name before.
         container: The name of the list.
-        sources: The index before of each entry now, or of the one that it is a copy of.
+        sources: The former index of each present entry, or that of the original of a copy.
         copy: Which of the entries with this source is meant; 0 for the block itself.
     """
     index = _index_in(name, container)

@@ -1,7 +1,7 @@
 """Wider twins of a model: copies with more units, of an untrained one as if built at that width.
 
-Weights of an untrained model come from an initialization. Its twin draws all weights of the layers
-that change anew, by the same laws at the new width. The twin of a trained model computes what the
+Weights of an untrained model come from an initialization. Its twin draws all weights of the changed
+layers again, by the same laws at the new width. The twin of a trained model computes what the
 model does.
 """
 

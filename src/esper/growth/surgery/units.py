@@ -71,7 +71,7 @@ def remove_units(edits: Edits, counts: Mapping[Place, int]) -> None:
 
 @torch.no_grad()
 def draw_as_built(model: nn.Module, counts: Mapping[Place, int]) -> None:
-    """Draw the last units of places anew, as in a model that was built this wide.
+    """Draw the last units of places again, as in a model that was built this wide.
 
     All weights of the layers, those of before included, are then distributed like those of such
     layers, so what the model computes changes. Weights are drawn from torch's default generator.

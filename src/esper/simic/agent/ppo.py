@@ -74,7 +74,7 @@ class PPOAgent:
         Args:
             spec: The heads of an action.
             policy: The policy. If it was built without a generator and not changed since, its
-                weights are drawn anew from ``seed``.
+                weights are initialized from ``seed``.
             config: Settings of the update.
             seed: Decides the weights, the actions drawn and the order of minibatches.
             device: Where to act and learn, such as ``"cuda"``; by default where the policy is.

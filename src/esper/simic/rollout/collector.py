@@ -210,7 +210,7 @@ class VectorCollector:
         dones: NDArray[np.bool_],
         skipped: NDArray[np.bool_] | None,
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return what episodes have come to with this step, and start counting those anew."""
+        """Return the totals of the episodes that end with this step, and reset their counters."""
         returns, lengths = self._returns + rewards, self._lengths + 1
         if skipped is not None:
             returns, lengths = np.where(skipped, 0.0, returns), np.where(skipped, 0, lengths)

@@ -135,7 +135,7 @@ class RandomGame:
         self._given: Any = None
         self._reuses_arrays = False
         self._converted: str | None = None
-        """How observations differ from the space, as Gymnasium says it."""
+        """How observations differ from the space, in Gymnasium's words."""
         self._seen = ObservationSpec.from_space(env.observation_space)
         self._info: dict[str, Any] = {}
         self._draw = _ActionDrawer(env.action_space, spec, seed)
@@ -356,7 +356,7 @@ class _MaskWatch:
         return None if self.is_broken else found[0]
 
     def summarize(self, steps: str) -> None:
-        """Report that masks are right, or that there are none."""
+        """Report that masks are right or missing."""
         kind = self._source.kind
         if kind is None:
             if self.spec.sizes and not any(found.check == "masks" for found in self.report):

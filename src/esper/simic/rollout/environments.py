@@ -257,7 +257,7 @@ class LocalEnvironments(Environments):
         )
 
     def _read_observations(self, observations: list[Any]) -> Observations:
-        """Return observations as tensors; an error says whose is wrong, and when."""
+        """Return observations as tensors; an error names the environment and the step."""
         spec = self.observation_spec
         try:
             return spec.read_list(observations)

@@ -34,7 +34,7 @@ OBSERVED_MASK = (
     "the observations hold an action mask, which the network sees but which restricts nothing; to "
     "restrict actions, give it in info['action_mask'] as well."
 )
-"""What users are told whose only masks are in observations."""
+"""Advice for users whose only masks are in observations."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class MaskSource:
 
 
 def mask_method(env: Env) -> Callable[[], Any] | None:
-    """Return the method by which an environment says what is legal, whatever wraps it.
+    """Return the method with which an environment gives masks, through all wrappers.
 
     Raises:
         UnsupportedEnvironmentError: If ``action_masks`` is not a method.

@@ -82,7 +82,7 @@ class SavedController:
     esper: str = __version__
     """The version of Esper that trained it."""
     is_shipped: bool = False
-    """Whether it is the one that ships with Esper."""
+    """Whether it ships with Esper."""
 
     @property
     def learned_price(self) -> float | None:

@@ -9,7 +9,7 @@ import { Player } from "./player.js";
 import { missingBaseline, baselineOf, baselineWords } from "./baseline.js";
 import { Timeline, TimelineLegend } from "./timeline.js";
 
-/** Shows the view episode_detail. onStep is told which step is shown; with isKeyed, keys go through the steps. */
+/** Shows the view episode_detail. onStep receives the number of the shown step; with isKeyed, keys go through the steps. */
 export function Episode({ detail, overview, firstStep = null, onStep = () => {}, title, head, isRunning = false, isKeyed = false }) {
   const steps = detail.steps;
   const [chosen, setChosen] = useState(firstStep);

@@ -35,7 +35,7 @@ export function HealthFacts({ health }) {
     ["updates rejected", health.refused_updates.length, "A value was not finite, so the update was undone."],
     ["updates stopped early", health.early_stops.total, "The KL divergence reached its limit before the last epoch."],
     ["illegal actions", health.illegal, "Steps whose action was illegal in the host's state."],
-    ["rejected by gates", health.refused_by_gates, "Steps whose action a gate rejected; they counted as waits."],
+    ["rejected by gates", health.refused_by_gates, "Steps whose action a gate rejected; they were treated as waits."],
   ];
   const shown = health.grows === false ? facts.filter(([name]) => name.startsWith("updates")) : facts;
   return html`<${Facts} label="Health">

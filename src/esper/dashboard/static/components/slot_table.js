@@ -26,7 +26,7 @@ export function SlotTable({ states, names, chosen }) {
   </table><//>`;
 }
 
-/** How many seeds have become part of the slot's block; nothing if there are none. */
+/** How many seeds have become part of the slot's block; nothing without any. */
 export function fossilWords({ n_fossils: n }) {
   return n ? `, on ${n} ${n === 1 ? "fossil" : "fossils"}` : "";
 }

@@ -112,7 +112,7 @@ function Hosts({ id, data, order, isRunning }) {
 }
 
 function Nothing({ which, hasSteps, isRunning }) {
-  const soon = isRunning ? "Hosts appear here as training goes on." : "The run ended before.";
+  const soon = isRunning ? "Hosts appear here during training." : "The run ended before.";
   if (which === "finished") return html`<${Empty} title="No episode has ended yet.">${soon}<//>`;
   return hasSteps
     ? html`<${Empty} title="No steps yet.">${soon}<//>`

@@ -6,7 +6,7 @@ import { Empty, Problem, Waiting } from "../components/messages.js";
 import { useQuery } from "../data.js";
 import { useReadiness } from "../live.js";
 
-/** Shows its children once a run has rows, and otherwise says why there are none. */
+/** Shows its children once a run has rows, and otherwise the reason why it has none. */
 export function Gate({ id, children }) {
   const readiness = useReadiness(id);
   if (readiness === "waiting") return html`<${Waiting} height=${600} />`;

@@ -13,7 +13,7 @@ import { address, go } from "../router.js";
 const PAGE = 50;
 const STEP_DELAY = 250;
 
-/** The list of episodes beside the one that is chosen. */
+/** The list of episodes beside the chosen one. */
 export function GrowthScreen({ id, rest, options }) {
   const [filter, setFilter] = useState({ order: "best", env: "", first_round: "", last_round: "", limit: PAGE });
   const [opens, setOpens] = useState(null);

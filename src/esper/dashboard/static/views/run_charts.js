@@ -128,7 +128,7 @@ function ppoCharts(table, klLimit) {
   return [returns, ...(hasValues(lengths.series[0]) ? [lengths] : []), ...updates];
 }
 
-/** Leaves out what is said of heads: an action of one part has only one. */
+/** Leaves out heads: an action of one part has only one. */
 function ofOneHead(chart) {
   const named = (label, series) => series.map((one) => ({ ...one, label }));
   if (chart.name === "entropy") return { ...chart, title: "Entropy", series: named("policy", chart.series) };
