@@ -147,6 +147,20 @@ FEW_LETTERS = 16
 """Letters up to which words of a column are not broken into lines."""
 
 _CELL = "padding:2px 10px;border-bottom:1px solid rgba(128,128,128,.35)"
+
+
+def text_table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
+    """Return a heading and rows in aligned columns, the first ones on the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < n_left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
 # Colours are inherited, so that a table can be read on light and dark pages.
 
 

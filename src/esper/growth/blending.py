@@ -20,9 +20,6 @@ SIGMOID_STEEPNESS: dict[AlphaCurve, float] = {
     AlphaCurve.SIGMOID_SHARP: 16.0,
 }
 
-ADD_STYLES = frozenset({BlendStyle.ADD_LINEAR, BlendStyle.ADD_SIGMOID})
-"""Styles in which a slot's output is linear in its seed's output."""
-
 FIRST_CURVE: dict[BlendStyle, AlphaCurve] = {
     BlendStyle.ADD_LINEAR: AlphaCurve.LINEAR,
     BlendStyle.MULTIPLY_LINEAR: AlphaCurve.LINEAR,

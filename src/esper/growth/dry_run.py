@@ -40,6 +40,14 @@ SampleInput = Tensor | Sequence[Any] | Mapping[str, Any]
 """Input of a model: a tensor, several arguments, or keyword arguments by name."""
 
 
+def arguments_of(sample_input: Any) -> dict[Any, Any]:
+    """Return the arguments of a model by position or, for a mapping, by name."""
+    if isinstance(sample_input, Mapping):
+        return dict(cast(Mapping[str, Any], sample_input))
+    is_several = isinstance(sample_input, (tuple, list))
+    return dict(enumerate(cast(Sequence[Any], sample_input) if is_several else (sample_input,)))
+
+
 def call_model(model: nn.Module, sample_input: SampleInput) -> Any:
     """Call a model with a tensor, a tuple of arguments or a mapping of keyword arguments.
 
@@ -94,10 +102,7 @@ def require_batch(sample_input: Any, error: type[EsperError]) -> None:
             f"sample_input is {given}; give one batch that the model can be called with: a "
             "tensor, a tuple of arguments or a mapping of keyword arguments."
         )
-    values: Any = sample_input
-    if isinstance(sample_input, Mapping):
-        values = tuple(cast(Any, sample_input).values())
-    for value in values if isinstance(values, (tuple, list)) else (values,):  # pyright: ignore[reportUnknownVariableType]
+    for value in arguments_of(sample_input).values():
         if isinstance(value, Tensor) and 0 in value.shape:
             raise error(
                 f"sample_input has shape {list(value.shape)}; it needs at least one sample."
@@ -107,9 +112,7 @@ def require_batch(sample_input: Any, error: type[EsperError]) -> None:
 def why_it_fails(model: nn.Module, sample_input: Any, error: Exception) -> str:
     """Return why a model fails on its input, for a message; targets and arrays are named."""
     is_named = isinstance(sample_input, Mapping)
-    values: list[Any] = [sample_input]
-    if is_named or isinstance(sample_input, (tuple, list)):
-        values = list(cast(Any, sample_input).values() if is_named else cast(Any, sample_input))
+    values = list(arguments_of(sample_input).values())
     if any(isinstance(value, np.ndarray) for value in values):
         return "it has a numpy array; give a tensor, as from torch.from_numpy"
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -149,24 +152,18 @@ def first_samples(whole: Any, n: int = 2) -> Any:
     """Return the first samples of a batch; the whole batch if its tensors differ in length."""
     if isinstance(whole, Tensor):
         return whole[:n].detach().clone()
-    is_named = isinstance(whole, Mapping)
-    pairs: Any = cast(Any, whole).items() if is_named else enumerate(whole)
-    given: dict[Any, Any] = dict(pairs)
+    given = arguments_of(whole)
     sizes = {len(value) for value in given.values() if isinstance(value, Tensor) and value.ndim}
     if len(sizes) == 1:
         for key, value in given.items():
             if isinstance(value, Tensor) and value.ndim:
                 given[key] = value[:n].detach().clone()
-    return given if is_named else tuple(given.values())
+    return given if isinstance(whole, Mapping) else tuple(given.values())
 
 
 def batch_size_of(sample_input: Any) -> int:
     """Return the batch size of a model's input: the length of its first tensor."""
-    values: Any = sample_input
-    if isinstance(sample_input, Mapping):
-        values = cast(Any, sample_input).values()
-    if isinstance(values, Tensor):
-        return len(values)
+    values = arguments_of(sample_input).values()
     return len(next(value for value in values if isinstance(value, Tensor)))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from esper.config.checks import check, rejects_unknown
 from esper.config.growth import GrowthConfig
 from esper.errors import SlotError, did_you_mean, summarize_error, type_of
-from esper.formatting import html_lines, html_table, many
+from esper.formatting import html_lines, html_table, many, text_table
 from esper.growth.dry_run import (
     Call,
     SampleInput,
@@ -33,7 +33,7 @@ from esper.growth.host_slots import (
     unwrapped,
 )
 from esper.growth.modules import count_parameters, module_names, named_modules
-from esper.growth.sharding import require_one_mesh_axis, require_whole
+from esper.growth.sharding import find_mesh, require_whole
 from esper.growth.sites import (
     SlotSite,
     TensorKind,
@@ -327,7 +327,12 @@ def require_growable(model: object) -> None:
                 f"model is {type_of(model)} with {kind} in it, which does not support growing "
                 f"models; use {UNSUPPORTED_WRAPPERS[kind]} instead."
             )
-    require_one_mesh_axis(model)
+    mesh = find_mesh(model)
+    if mesh is not None and mesh.ndim != 1:
+        raise SlotError(
+            f"model is {type_of(model)} on a mesh of {mesh.ndim} axes; models can grow on a mesh "
+            "of one axis: fully_shard(model, mesh=init_device_mesh(device, (n_ranks,)))."
+        )
 
 
 def _require_runs(model: nn.Module, sample_input: SampleInput) -> None:
@@ -500,11 +505,7 @@ class SlotProposals(tuple[SlotProposal, ...]):
     def __str__(self) -> str:
         if not self:
             return "nothing of this model can grow"
-        rows = [("slot", "what grows", "parameters"), *map(_cells, self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            f"{name:<{widths[0]}}  {what:<{widths[1]}}  {n:>{widths[2]}}" for name, what, n in rows
-        )
+        return text_table([_HEADERS, *map(_cells, self)], n_left=2)
 
     def __repr__(self) -> str:
         return f"SlotProposals of {many(len(self), 'place')}\n{self}"
@@ -512,7 +513,10 @@ class SlotProposals(tuple[SlotProposal, ...]):
     def _repr_html_(self) -> str:
         if not self:
             return html_lines([str(self)])
-        return html_table(("slot", "what grows", "parameters"), map(_cells, self), n_left=2)
+        return html_table(_HEADERS, map(_cells, self), n_left=2)
+
+
+_HEADERS = ("slot", "what grows", "parameters")
 
 
 def _cells(proposal: SlotProposal) -> tuple[str, str, str]:

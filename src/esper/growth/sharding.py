@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.utils import get_total_norm
 
-from esper.errors import SlotError, type_of
+from esper.errors import SlotError
 
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 _STATE_KEYS = "__composable_api"
@@ -67,21 +67,6 @@ def find_mesh(module: nn.Module) -> Any:
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     return next((cast(Any, p).device_mesh for p in module.parameters() if is_sharded(p)), None)
-
-
-def require_one_mesh_axis(model: nn.Module) -> None:
-    """Reject models that are sharded in a way that new parameters cannot follow.
-
-    Raises:
-        SlotError: If a mesh has several axes.
-    """
-    mesh = find_mesh(model)
-    if mesh is not None and mesh.ndim != 1:
-        raise SlotError(
-            f"the model is {type_of(model)} on a mesh of {mesh.ndim} axes; models can grow on a "
-            "mesh of one axis: fully_shard(model, mesh=init_device_mesh(device, "
-            "(n_ranks,)))."
-        )
 
 
 def is_shard_root(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """The built-in blueprints and the blueprint registry."""
 
-from esper.growth.blueprints import seeds, surgery
+from esper.growth.blueprints import seeds
 from esper.growth.blueprints.registry import (
     Blueprint,
     SeedForm,
@@ -11,7 +11,7 @@ from esper.growth.blueprints.registry import (
 )
 from esper.lifecycle.slot_config import BUILTIN_BLUEPRINTS
 
-_BUILT_IN = {blueprint.name: blueprint for blueprint in (*seeds.BLUEPRINTS, *surgery.BLUEPRINTS)}
+_BUILT_IN = {blueprint.name: blueprint for blueprint in seeds.BLUEPRINTS}
 for _name in BUILTIN_BLUEPRINTS:
     register_blueprint(_BUILT_IN[_name])
 

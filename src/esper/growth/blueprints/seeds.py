@@ -1,7 +1,7 @@
-"""The built-in seeds, which are modules beside a block, and their blueprints.
+"""The built-in blueprints, and the seeds of those that are modules beside a block.
 
-Every seed's output starts at zero, usually because its last layer is initialized to zero. Shapes:
-feature maps ``[B, C, H, W]``, sequences ``[B, T, D]``, vectors ``[B, D]``.
+Every such seed's output starts at zero, usually because its last layer is initialized to zero.
+Shapes: feature maps ``[B, C, H, W]``, sequences ``[B, T, D]``, vectors ``[B, D]``.
 """
 
 from __future__ import annotations
@@ -199,6 +199,10 @@ def _conv(name: str, share: float) -> Blueprint:
     return built_in(name, lambda site: ConvSeed(site.width, max(1, int(share * site.width))))
 
 
+def _by_surgery(site: SlotSite) -> nn.Module:
+    raise AssertionError(f"the slot {site.name!r} grows by surgery, so there is nothing to build")
+
+
 BLUEPRINTS = (
     built_in("noop", lambda _: NoopSeed()),
     built_in("norm", NormSeed),
@@ -214,4 +218,9 @@ BLUEPRINTS = (
     _mlp("mlp_large", lambda width: 2 * width),
     built_in("self_attention", lambda site: SelfAttentionSeed(site.width)),
     _low_rank("low_rank", lambda site: site.width // 8),
+    built_in("widen_small", _by_surgery, grows="units", share=0.25),
+    built_in("widen_medium", _by_surgery, grows="units", share=0.5),
+    built_in("widen_large", _by_surgery, grows="units", share=1.0),
+    built_in("widen_huge", _by_surgery, grows="units", share=3.0),
+    built_in("deepen", _by_surgery, grows="blocks"),
 )

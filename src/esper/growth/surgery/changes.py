@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from esper.config.checks import rejects_unknown
 from esper.errors import SurgeryError, type_of
-from esper.formatting import html_lines, html_table
+from esper.formatting import html_lines, html_table, text_table
 from esper.growth.dry_run import SampleInput
 from esper.growth.modules import count_parameters
 from esper.growth.surgery.edits import Edits
@@ -57,30 +57,22 @@ class Change:
         ('0>2', 16, 16)
     """
 
-    def __init__(
-        self,
-        edits: Sequence[Edits],
-        places: Sequence[ChangedPlace],
-        *,
-        n_new: int,
-        difference: float,
-        notes: Sequence[str] = (),
-        has_optimizer: bool = True,
-    ) -> None:
-        self.n_new = n_new
+    def __init__(self, operation: Operation, plan: Plan, at: At) -> None:
+        result = operation.run(plan, at)
+        self.n_new = result.n_new
         """Number of parameters that were added."""
-        self.places = tuple(places)
+        self.places = tuple(result.places)
         """What grew."""
-        self.difference = difference
+        self.difference = result.difference
         """Largest difference of the outputs before and after, relative to the largest output."""
-        self.notes = (*notes, *_frozen_note(edits[0]))
+        self.notes = (*result.notes, *_frozen_note(result.edits[0]))
         """What to know about it, such as what was left as it is, and why."""
-        self._has_optimizer = has_optimizer
-        self._edits = list(edits)
-        self._model = edits[0].model
+        self._has_optimizer = operation.has_optimizer
+        self._edits = result.edits
+        self._model = operation.model
         self._versions = self._current_versions()
         self._n_after = count_parameters(self._model)
-        self._new = _find_new(edits[0])
+        self._new = _find_new(result.edits[0])
         self._freeze: _Freeze | None = None
 
     def new_parameters(self) -> list[nn.Parameter]:
@@ -166,14 +158,8 @@ class Change:
         Args:
             is_done: Whether to say what has been done, or what would be.
         """
-        rows = [_HEADERS, *map(_cells, self.places)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"{row[0]:<{widths[0]}}"
-            + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-            for row in rows
-        ]
-        return "\n".join([*lines, *self._sentences(is_done=is_done)])
+        table = text_table([_HEADERS, *map(_cells, self.places)])
+        return "\n".join([table, *self._sentences(is_done=is_done)])
 
     def __repr__(self) -> str:
         return "\n".join([self.describe(), *self._warnings()])
@@ -243,7 +229,7 @@ def widen(
     if not isinstance(generator, (torch.Generator, type(None))):
         raise SurgeryError(f"generator is {type_of(generator)}; it must be a torch.Generator.")
     operation = Operation(model, sample_input, optimizer, ema)
-    return _run(operation, Widening(operation, factor, generator), at)
+    return Change(operation, Widening(operation, factor, generator), at)
 
 
 @rejects_unknown("deepen")
@@ -296,19 +282,7 @@ def deepen(
     if (by is None) == (to is None):
         raise SurgeryError("give either by, the number of new blocks, or to, the number of blocks.")
     operation = Operation(model, sample_input, optimizer, ema)
-    return _run(operation, Deepening(operation, by, to, is_identity=start == "zero"), at)
-
-
-def _run(operation: Operation, plan: Plan, at: At) -> Change:
-    result = operation.run(plan, at)
-    return Change(
-        result.edits,
-        result.places,
-        n_new=result.n_new,
-        difference=result.difference,
-        notes=result.notes,
-        has_optimizer=operation.has_optimizer,
-    )
+    return Change(operation, Deepening(operation, by, to, is_identity=start == "zero"), at)
 
 
 _HEADERS = ("place", "before", "after", "new parameters")
