@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from esper.config.checks import PositiveFloat, check
-from esper.errors import SlotError
+from esper.errors import EsperError, SlotError
 from esper.growth.host_slots import slots
 from esper.growth.modules import named_parameters, parameters_of
 from esper.growth.seed_slot import SeedSlot
-from esper.growth.surgery.carrying import carry_optimizers
+from esper.growth.surgery.carrying import as_list, carry_optimizers
 from esper.growth.surgery.edits import Edits
 from esper.lifecycle.stages import Stage
 
@@ -300,26 +300,41 @@ def use_fused_kernels(optimizer: Optimizer) -> None:
 def as_optimizers(
     optimizer: Optimizer | Sequence[Optimizer], model: nn.Module
 ) -> tuple[Optimizer, ...]:
-    """Return the optimizers of a model; raise if one has none of its parameters, or keeps all."""
-    found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-    if not found or not all(isinstance(each, Optimizer) for each in found):
-        raise SlotError(
-            f"optimizer is {optimizer!r}; it must be a torch.optim optimizer or a list of them."
-        )
+    """Return the optimizers of a model; raise if there is none.
+
+    Raises:
+        SlotError: If one has no parameter of the model, or cannot follow others.
+    """
+    found = listed_optimizers(optimizer, model, SlotError)
+    if not found:
+        raise SlotError("optimizer is empty; give a torch.optim optimizer or a list of them.")
+    return found
+
+
+def listed_optimizers(
+    optimizer: object, model: nn.Module, error: type[EsperError]
+) -> tuple[Optimizer, ...]:
+    """Return an argument that may be one optimizer, several or None.
+
+    Raises:
+        EsperError: Of the given class, if one has no parameter of the model, or keeps all that it
+            was made with.
+    """
+    found = as_list(optimizer, Optimizer, "optimizer", error)
     present = {id(parameter) for parameter in parameters_of(model)}
     for each in found:
         kind = type(each).__name__
         if isinstance(each, LBFGS) or kind == SHARDED_OPTIMIZER:
-            raise SlotError(
+            raise error(
                 f"{kind} does not support growing models; use another torch.optim optimizer."
             )
         members = [member for group in each.param_groups for member in group["params"]]
         if not any(id(member) in present for member in members):
-            raise SlotError(
-                f"the {kind} has no parameter of this {type(model).__name__}; create it from "
-                "model.parameters()."
+            raise error(
+                f"optimizer {kind} has no parameter of this {type(model).__name__}; give the one "
+                "that trains it, made from model.parameters()."
             )
-    return found
+    return tuple(found)
 
 
 def _is_muon(optimizer: Optimizer) -> bool:

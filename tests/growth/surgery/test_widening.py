@@ -627,6 +627,18 @@ def test_quantized_models_are_refused_in_a_line() -> None:
             esper.widen(model, 2.0, sample_input=x)
 
 
+def test_an_optimizer_that_keeps_its_parameters_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(SurgeryError, match="LBFGS"):
+        esper.widen(
+            model,
+            2.0,
+            sample_input=torch.randn(2, 5),
+            optimizer=torch.optim.LBFGS(model.parameters()),
+        )
+    assert model[0].out_features == 8
+
+
 def test_undo_goes_backwards() -> None:
     x = torch.randn(2, 5)
     model = mlp(4)

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.errors import SurgeryError, type_of
+from esper.errors import EsperError, type_of
 from esper.growth.surgery.edits import Edits, Replacement
 
 
-def as_list(given: Any, kind: type, name: str) -> list[Any]:
+def as_list(given: Any, kind: type, name: str, error: type[EsperError]) -> list[Any]:
     """Return an argument that may be one object, several or None as a list.
 
     Raises:
-        SurgeryError: If one is of another type.
+        EsperError: Of the given class, if one is of another type.
     """
     if given is None:
         return []
     items = cast(Sequence[Any], given if isinstance(given, (list, tuple)) else [given])
     for item in items:
         if not isinstance(item, kind):
-            raise SurgeryError(f"{name} is {type_of(item)}; it must be of class {kind.__name__}.")
+            raise error(f"{name} is {type_of(item)}; it must be of class {kind.__name__}.")
     return list(items)
 
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
 
 from esper.errors import SurgeryError, did_you_mean, message_of
 from esper.growth.dry_run import (
@@ -32,6 +31,7 @@ from esper.growth.modules import (
     seeded,
     unchanged_buffers,
 )
+from esper.growth.optimizers import listed_optimizers
 from esper.growth.residual_blocks import NORM_TOLERANCE
 from esper.growth.sharding import find_mesh
 from esper.growth.surgery.blocks import add_blocks, find_block_lists, outer_lists
@@ -274,16 +274,10 @@ class Operation:
         require_batch(sample_input, SurgeryError)
         self.model = unwrapped(model)
         self.sample_input: Any = sample_input
-        self._optimizers: list[Optimizer] = as_list(optimizer, Optimizer, "optimizer")
+        self._optimizers = listed_optimizers(optimizer, self.model, SurgeryError)
         self.has_optimizer = bool(self._optimizers)
-        self._averages = [own_module(each) for each in as_list(ema, nn.Module, "ema")]
-        own = {id(p) for p in self.model.parameters()}
-        for each in self._optimizers:
-            if not any(id(p) in own for group in each.param_groups for p in group["params"]):
-                raise SurgeryError(
-                    f"optimizer {type(each).__name__} has no parameter of this "
-                    f"{type(self.model).__name__}; give the one that trains it."
-                )
+        averages = as_list(ema, nn.Module, "ema", SurgeryError)
+        self._averages = [own_module(each) for each in averages]
         self._draws_numbers = False
         self._rejection = ""
         """Why the last configuration that was tried is invalid, in the words of its class."""
