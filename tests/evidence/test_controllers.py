@@ -11,16 +11,12 @@ from hypothesis import strategies as st
 
 from esper.environment.episodes import GrowthEpisodes
 from esper.evidence.host_trainer import ControllerGroup, HostTrainer
-from esper.evidence.matched_arms import (
-    MatchedRandom,
-    Shuffled,
-    derange,
-    make_random,
-    make_shuffled,
-    make_wrong_task,
-)
+from esper.evidence.matched_arms import MatchedRandom, derange, make_random, make_wrong_task
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController, Replay
+from esper.tamiyo.policy.ablation import shuffled_columns
+from esper.tamiyo.policy.observations import HOST_FEATURES
+from esper.training.trials import Shuffled, shuffle_for
 from tests.evidence.test_host_runs import make_trainer
 
 OP = HEAD_NAMES.index("op")
@@ -101,9 +97,10 @@ class _Seen:
 
 def test_shuffling_permutes_the_observations_of_running_hosts_only() -> None:
     seen, is_running = _Seen(), np.array([True, True, False, True])
-    shuffled = Shuffled(seen, lambda: is_running)
     trainer = make_trainer()
     growth = trainer.start(range(4))
+    columns = shuffled_columns(["*"], growth.layout.n_slots)
+    shuffled = Shuffled(seen, columns, lambda: is_running)
     growth.step(np.zeros((4, len(HEAD_NAMES)), np.int64))  # before, all hosts look alike
     observations = growth.observe()
     shuffled.start(4, seed=3)
@@ -122,8 +119,24 @@ def test_shuffling_does_not_affect_a_controller_that_ignores_observations(
     trainer: HostTrainer,
 ) -> None:
     plain = trainer.run(HOSTS, lambda *_: RandomController())
-    shuffled = trainer.run(HOSTS, partial(make_shuffled, lambda *_: RandomController()))
+    shuffled = trainer.run(
+        HOSTS, lambda growth, _: shuffle_for(RandomController(), ["*"], growth, len(HOSTS))
+    )
     np.testing.assert_array_equal(shuffled.actions, plain.actions)
+
+
+def test_only_the_named_observations_are_shuffled() -> None:
+    seen, growth = _Seen(), make_trainer().start(range(4))
+    growth.step(np.zeros((4, len(HEAD_NAMES)), np.int64))
+    observations = growth.observe()
+    shuffled = shuffle_for(seen, ["error", "slots"], growth, 4)
+    shuffled.start(4, seed=1)
+    shuffled.act(observations, growth.masks(), np.zeros(4, np.bool_))
+    differs = np.flatnonzero((seen.shown[0] != observations).any(0))
+    error = list(HOST_FEATURES).index("error")
+    assert error in differs
+    assert ((differs == error) | (differs >= len(HOST_FEATURES))).all()
+    assert shuffle_for(seen, (), growth, 4) is seen
 
 
 def test_random_growth_matches_the_numbers_of_actions_and_epochs(trainer: HostTrainer) -> None:

@@ -387,3 +387,26 @@ def test_intervals_say_that_they_leave_out_the_variance_of_a_shared_test_set() -
         told = " ".join(facts(evidence))
         assert ("leave out the variance of drawing another" in told) == (count is not None)
         assert evidence.test_pool == count
+
+
+def test_a_run_of_a_task_object_is_evaluated_on_it_with_its_own_budget(tmp_path: Path) -> None:
+    task = make_task("spirals", n_epochs=3, batches_per_epoch=1)
+    run = train(tiny_config(rounds=1), task=task, run_dir=tmp_path / "own")
+    n_epochs = run.config.budget.n_epochs
+    assert n_epochs != task.budget.n_epochs
+    for call in (lambda: evaluate(run, n_hosts=2), lambda: compare([run, "no-growth"], n_hosts=2)):
+        with pytest.raises(TaskError, match=r"'own' learned on task object spirals.*task="):
+            call()
+    evidence = compare([run, "no-growth"], task=task, n_hosts=2)
+    assert evidence.arm("no-growth").n_epochs.tolist() == [[n_epochs, n_epochs]]
+
+
+def test_observations_are_shuffled_by_group(done_run: Run) -> None:
+    (evidence,) = evaluate(done_run, n_hosts=N_HOSTS, arms=["shuffled:slots", "shuffled"])
+    assert [arm.name for arm in evidence.others] == ["shuffled:slots", "shuffled"]
+    assert {arm.kind for arm in evidence.others} == {"ablation"}
+    assert "itself with shuffled observations (slots)" in str(evidence)
+    with pytest.raises(ConfigError, match="'shuffeld'"):
+        choose_arms(["shuffeld"])
+    with pytest.raises(ConfigError, match="'slotz'"):
+        choose_arms(["shuffled:slotz"])

@@ -26,6 +26,7 @@ TINY: dict[str, Any] = {
     "seeds": 2,
     "settings": {
         "task": "spirals",
+        "first_policy": "cautious",
         "task_options": {"batches_per_epoch": 2},
         "rounds": 2,
         "envs": 4,
@@ -170,7 +171,8 @@ def test_the_command_writes_a_page_a_table_and_the_comparison(
 ) -> None:
     file = tmp_path / "tiny.toml"
     file.write_text(
-        'seeds = 2\n[settings]\ntask = "spirals"\nrounds = 2\nenvs = 4\nenvs_per_shard = "none"\n'
+        'seeds = 2\n[settings]\ntask = "spirals"\nfirst_policy = "cautious"\nrounds = 2\nenvs = 4\n'
+        'envs_per_shard = "none"\n'
         "n_steps = 4\ntask_options.batches_per_epoch = 2\nppo.n_minibatches = 1\n"
         "budget = {n_epochs = 4, flop_price = 0.1}\npolicy = {feature_size = 12, lstm_size = 8}\n"
         "evaluation = {eval_freq = 1, n_eval_episodes = 2, n_final_episodes = 12}\n"
@@ -254,9 +256,13 @@ def test_a_run_that_was_stopped_is_to_be_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_a_configuration_that_cannot_be_trained_is_named(
-    changes: dict[str, Any], words: str
+    changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     check_study(read_study({"preset": "spirals"}))
     tables = [{"name": "full"}, {"name": "odd", **changes}]
+    study = read_study({"preset": "spirals", "configurations": tables})
     with pytest.raises(ConfigError, match=words):
-        check_study(read_study({"preset": "spirals", "configurations": tables}))
+        check_study(study)
+    with pytest.raises(ConfigError, match=words):
+        run_study(study, tmp_path / "out", workers=0)
+    assert not (tmp_path / "out").exists()

@@ -459,7 +459,7 @@ def _frozen() -> nn.Module:
         (lambda: maps(nn.AdaptiveAvgPool2d(2)), "several outputs"),
         (lambda: maps(nn.ReLU(inplace=True)), "in place"),
         (lambda: maps(nn.GELU(approximate="tanh")), "approximate"),
-        (lambda: maps(nn.Dropout(0.5)), "Dropout has no op"),
+        (lambda: maps(nn.Dropout(0.5)), "the engine has no Dropout"),
         (lambda: nn.Sequential(nn.Flatten(), _hooked()), "hooks"),
         (lambda: nn.Sequential(nn.Flatten(), _tied()), "used twice"),
         (lambda: nn.Sequential(nn.Flatten(), _frozen()), "frozen"),

@@ -22,7 +22,6 @@ from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.draws import Purpose
 from esper.environment.episodes import StepResult
-from esper.evidence.matched_arms import Shuffled
 from esper.evidence.search_space import Candidate, heuristic_candidates
 from esper.lifecycle.slot_config import SlotConfig
 from esper.storage.files import write_atomic
@@ -40,6 +39,7 @@ from esper.tamiyo.controllers.progressive import progressive
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import make_task
 from esper.tasks.prior.family import KINDS
+from esper.training.trials import shuffle_for
 
 BLOCK = 64
 """Tasks of a block."""
@@ -312,7 +312,7 @@ def _run_learned(
     if not job.is_ablated:
         return results
     actions = np.stack(steps, 1)[pair_tasks(envs)]
-    shuffled = Shuffled(make(), lambda: ~envs.growth.records.is_over)
+    shuffled = shuffle_for(make(), ("*",), envs.growth, envs.num_envs)
     results["shuffled"] = _run(envs, shuffled, job.first)
     results["wrong task"] = _run(envs, Replay(actions), job.first)
     return results

@@ -11,12 +11,7 @@ from esper.cli.arguments import Positional, parse, require_task
 from esper.cli.output import print_columns, print_wrapped
 from esper.config.checks import PositiveInt
 from esper.config.run import OptionValue
-
-ADVICE = (
-    "Hosts are trained compiled if they are built from linear layers, convolutions that keep the "
-    "size, batch and layer norms, common activations that are not in place, pools, flattening and "
-    "residual sums, without frozen parameters and hooks. PyTorch trains all others."
-)
+from esper.formatting import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +40,7 @@ def run_check_task(args: Sequence[str]) -> int:
 
     from esper.environment import GrowthVectorEnv
     from esper.lifecycle.factored_actions import HEAD_NAMES
+    from esper.populations.vector_programs import compiled_layers
     from esper.tasks.registry import create_task
 
     torch.set_num_threads(1)
@@ -62,5 +58,10 @@ def run_check_task(args: Sequence[str]) -> int:
     print(f"  {speed:,.0f} host-epochs per second of CPU time, with no growth")
     if set(forms) != {"compiled"}:
         print()
-        print_wrapped(ADVICE)
+        print_wrapped(
+            "Compiled hosts train many times as fast. They are built by nn.Sequential, or are the "
+            f"MLPs and CNNs of esper.make_host, from {listed(compiled_layers())} on the CPU in one "
+            "dtype, without activations in place, frozen parameters and hooks; convolutions keep "
+            "the size of their input. PyTorch trains all others."
+        )
     return 0

@@ -26,8 +26,13 @@ class AblationConfig(Settings):
     """Observations that the controller does not see: names, patterns such as gradient_*, or slots
     for all of the slots'."""
 
-    heads: dict[str, str] = field(default_factory=dict[str, str])
-    """Choices that are fixed, by head: style, tempo, alpha_target, alpha_speed or alpha_curve."""
+    shuffled: tuple[str, ...] = ()
+    """Observations, named likewise, that the controller sees of another host, drawn anew at each
+    step. A host that is alone keeps its own."""
+
+    heads: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
+    """Choices that are fixed, by head: style, tempo, alpha_target, alpha_speed or alpha_curve, such
+    as tempo = 3."""
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     """Weights of reward terms in training, 1 by default: progress, settlement, flops_cost, rent,

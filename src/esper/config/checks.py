@@ -236,7 +236,8 @@ def require_choice(name: str, value: object, allowed: Iterable[Choice]) -> Choic
                 return choice
     words = [str(choice) for choice in choices]
     hint = did_you_mean(value, words)
-    raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(words)}.{hint}")
+    listed = ", ".join(f'"{word}"' if "," in word else word for word in words)
+    raise ConfigError(f"{name} is {shown(value)}; it must be one of {listed}.{hint}")
 
 
 def reject_unknown(

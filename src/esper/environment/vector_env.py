@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from esper.arrays import Flags
+from esper.config.ablation import AblationConfig
 from esper.config.checks import PositiveFloat, PositiveInt, check, require_choice
 from esper.config.growth import RewardConfig
 from esper.config.memory import require_memory, return_large_blocks
@@ -34,6 +35,7 @@ from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import Form
 from esper.simic.policy.action_spec import ActionSpec
+from esper.tamiyo.policy.ablation import shuffle_columns, shuffled_columns
 from esper.tamiyo.policy.action_masks import SLOT_BY_OP, ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task
@@ -113,6 +115,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         mode = AutoresetMode.SAME_STEP if autoreset else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
         self._weights: Mapping[str, float] = {}
+        self._shuffled: list[int] = []
         self._seeds = np.zeros(num_envs, np.int64)
         self._episodes = np.zeros(num_envs, np.int64)
         self._started = np.zeros(num_envs)
@@ -157,15 +160,25 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         masks = self.masks
         return np.concatenate([masks[n].numpy() for n in masks if n != SLOT_BY_OP], axis=1)
 
-    def weigh_rewards(self, weights: Mapping[str, float]) -> None:
-        """Weigh terms of the reward, by name; all others by 1.
+    def ablate(self, ablation: AblationConfig) -> None:
+        """Weigh terms of the reward and shuffle observations among hosts as an ablation says.
 
         Raises:
-            ConfigError: If there is no such term.
+            ConfigError: If there is no such term or observation.
         """
-        for name in weights:
+        for name in ablation.rewards:
             require_choice("a name in ablation.rewards", name, REWARD_TERMS)
-        self._weights = dict(weights)
+        self._weights = dict(ablation.rewards)
+        self._shuffled = shuffled_columns(ablation.shuffled, self.layout.n_slots)
+
+    def _observe(self) -> NDArray[np.float32]:
+        """Return what is observed; shuffled as a function of the position alone."""
+        seen = self.growth.observe()
+        if not self._shuffled:
+            return seen
+        n_steps = int(self.growth.records.n_steps.sum())
+        rng = np.random.default_rng((int(self._seeds[0]), int(self._episodes.sum()), n_steps))
+        return shuffle_columns(seen, np.arange(len(seen)), self._shuffled, rng)
 
     def reset(
         self,
@@ -183,7 +196,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         chosen = self._selected(options or {})
         self._set_seeds(seed, chosen)
         self._begin(chosen)
-        return self.growth.observe(), self._mask_info()
+        return self._observe(), self._mask_info()
 
     def step(
         self, actions: NDArray[np.int64]
@@ -194,7 +207,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         result, truncated = self.advance(actions)
         info = self._step_info(result)
         done = np.flatnonzero(result.terminated | truncated)
-        observations = self.growth.observe()
+        observations = self._observe()
         if len(done):
             info |= self._final_info(done, result)
             if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP:
@@ -203,7 +216,7 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
                 info["_final_obs"] = info["_final_info"]
                 self._episodes[done] += 1
                 self._begin(done.tolist())
-                observations = self.growth.observe()
+                observations = self._observe()
         info |= self._mask_info()
         reward = result.terms.weighted(self._weights)
         return observations, reward, result.terminated, truncated, info

@@ -10,7 +10,9 @@ import numpy as np
 from esper.errors import ConfigError, did_you_mean
 from esper.evidence.host_runs import HostRuns
 from esper.results.arms import LABELS, LEARNED, NO_GROWTH, Arm, Kind
+from esper.tamiyo.policy.ablation import shuffled_columns
 
+SHUFFLED = "shuffled"
 ARMS: dict[str, Kind] = {
     LEARNED: "learned",
     NO_GROWTH: "simple",
@@ -21,7 +23,7 @@ ARMS: dict[str, Kind] = {
     "fixed-size": "tuned",
     "scratch-same-epochs": "same_epochs",
     "scratch-same-flops": "same_flops",
-    "shuffled": "ablation",
+    SHUFFLED: "ablation",
     "wrong-task": "ablation",
 }
 """All arms and their kinds, in the order in which they are shown; see docs/evidence.md."""
@@ -38,10 +40,23 @@ def choose_arms(names: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(names, str):
         raise ConfigError(f"arms is {names!r}; it must be a list of names.")
     for name in names:
-        if name not in ARMS:
+        family, _, pattern = name.partition(":")
+        if name not in ARMS and not (family == SHUFFLED and pattern):
             hint = did_you_mean(name, ARMS)
-            raise ConfigError(f"unknown arm {name!r}; arms are {', '.join(ARMS)}.{hint}")
-    return tuple(name for name in ARMS if name == LEARNED or name in names)
+            raise ConfigError(
+                f"unknown arm {name!r}; arms are {', '.join(ARMS)}, and {SHUFFLED}:slots or "
+                f"{SHUFFLED} with the names of other observations.{hint}"
+            )
+        if pattern:
+            shuffled_columns([pattern], 1)
+    order = list(ARMS)
+    chosen = dict.fromkeys((LEARNED, *names))
+    return tuple(sorted(chosen, key=lambda name: order.index(name.partition(":")[0])))
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of an arm by its name; simple for controllers that are no arms."""
+    return ARMS.get(name.partition(":")[0], "simple")
 
 
 def make_arm(name: str, runs: Sequence[HostRuns], price: float, **facts: Any) -> Arm:
@@ -54,7 +69,8 @@ def make_arm(name: str, runs: Sequence[HostRuns], price: float, **facts: Any) ->
         **facts: Further fields of :class:`Arm`; by default its kind and label are those of an
             evaluation.
     """
-    label = LABELS.get(name, name)
+    family, _, pattern = name.partition(":")
+    label = LABELS.get(family, name) + (pattern and f" ({pattern})")
     if name in ("fixed", "heuristic"):
         label = label.replace("the ", "the tuned ", 1)
     stacked: dict[str, Any] = {
@@ -63,7 +79,7 @@ def make_arm(name: str, runs: Sequence[HostRuns], price: float, **facts: Any) ->
     }
     fields: dict[str, Any] = {
         "label": label,
-        "kind": ARMS.get(name, "simple"),
+        "kind": kind_of(name),
         "returns": stacked["score"] - price * stacked["flops"],
         "test_reads": max(int(one.n_reads.max()) for one in runs),
     }

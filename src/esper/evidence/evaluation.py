@@ -14,7 +14,7 @@ import torch
 from esper.config.checks import Bounds, Seed, check
 from esper.config.held_out_hosts import EVALUATION_HOSTS, HostNumbers
 from esper.errors import ConfigError
-from esper.evidence.arms import ARMS, choose_arms, make_arm
+from esper.evidence.arms import choose_arms, kind_of, make_arm
 from esper.evidence.host_runs import HostRuns
 from esper.evidence.host_trainer import (
     BATCH_HOSTS,
@@ -29,7 +29,6 @@ from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
     make_random,
-    make_shuffled,
     make_wrong_task,
     run_scratch,
 )
@@ -129,7 +128,9 @@ def evaluate(
     task_options: Mapping[str, Any] | None = None,
     **options: Unpack[EvalOptions],
 ) -> EvidenceList:
-    """Compare learned controllers with every arm of :data:`ARMS`, on the same held-out hosts.
+    """Compare learned controllers with all arms, on the same held-out hosts.
+
+    :data:`esper.evidence.arms.ARMS` lists the arms.
 
     Args:
         runs: Runs, their folders or names, or saved controllers; several are treated as
@@ -138,7 +139,8 @@ def evaluate(
         tuning_runs: Host runs, on draws for tuning, that each tuned arm may spend on its choice.
         prices: Score that the FLOPs of one reference run cost, one or several; by default the price
             that the controllers learned at.
-        arms: Names of the arms to run; all by default.
+        arms: Names of the arms to run; all by default. ``"shuffled:slots"`` shuffles some
+            observations only; names are those of ``ablation.hidden``.
         task: A task or its name; by default the one that the controllers learned on, or
             ``"digits-family"`` for the shipped one.
         task_options: Options of the task.
@@ -157,7 +159,7 @@ def evaluate(
     setting = find_setting(saved, task, task_options, allow_code=allow_code)
     unfinished = find_unfinished(saved, is_allowed=options.get("unfinished", False))
     at = find_prices(prices, saved[0].budget.flop_price)
-    n_tuned = sum(ARMS[name] == "tuned" for name in chosen)
+    n_tuned = sum(kind_of(name) == "tuned" for name in chosen)
     with (
         shown_work(options, "evaluating") as on_progress,
         make_workers(
@@ -216,7 +218,7 @@ class Evaluation:
     def run(self, arms: Sequence[str], prices: Sequence[float]) -> EvidenceList:
         """Run all arms at all prices."""
         self._sizes = [
-            (self._tuning_runs if ARMS[arm] == "tuned" else 0, len(self._hosts))
+            (self._tuning_runs if kind_of(arm) == "tuned" else 0, len(self._hosts))
             for _ in prices
             for arm in arms
         ]
@@ -240,7 +242,7 @@ class Evaluation:
 
     def _run_arm(self, name: str, price: float, learned: list[HostRuns]) -> Arm:
         """Run an arm, given the host runs of each learned controller."""
-        if ARMS[name] == "tuned":
+        if kind_of(name) == "tuned":
             return self._tuned.run(name, self._hosts, price)
         if name in (NO_GROWTH, "progressive"):
             make, report = partial(make_named, name), self._report(LABELS[name])
@@ -276,10 +278,13 @@ class Evaluation:
             make: dict[str, MakeController] = {
                 "random": partial(make_random, learned),
                 "wrong-task": partial(make_wrong_task, learned.actions, hosts[0]),
-                "shuffled": partial(make_shuffled, partial(make_saved, self._saved[n])),
+                "shuffled": partial(
+                    make_saved, self._saved[n], shuffled=(name.partition(":")[2] or "*",)
+                ),
             }
-            trainer = self._trainer_at(price) if kind == "shuffled" else self._trainer
-            return trainer.run(hosts, make[kind], on_share=report)
+            family = name.partition(":")[0]
+            trainer = self._trainer_at(price) if family == "shuffled" else self._trainer
+            return trainer.run(hosts, make[family], on_share=report)
 
         runs = self._cached(self._key(n, price) | {"arm": kind}, run)
         return SCRATCH[name](runs, learned) if name in SCRATCH else runs

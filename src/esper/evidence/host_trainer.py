@@ -29,6 +29,7 @@ from esper.tamiyo.controllers.controller import EpochCounter
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tasks import Task, TaskDraw
 from esper.training.setup import make_in_worker
+from esper.training.trials import shuffle_for
 from esper.training.worker_pool import Job, OnShare, Pool
 
 BATCH_HOSTS = 128
@@ -50,9 +51,20 @@ def count_batches(n_hosts: int) -> int:
     return math.ceil(n_hosts / BATCH_HOSTS)
 
 
-def make_saved(saved: SavedController, growth: GrowthEpisodes, _: object) -> Controller:
-    """Return a learned controller."""
-    return saved.make(growth.slot_config, deterministic=saved.deterministic)
+def make_saved(
+    saved: SavedController, growth: GrowthEpisodes, batch: slice, shuffled: Sequence[str] = ()
+) -> Controller:
+    """Return a learned controller that sees some observations of other hosts.
+
+    Args:
+        saved: The controller.
+        growth: The episodes of its hosts.
+        batch: The indices of its hosts among all.
+        shuffled: Names of these observations besides those of its ablation.
+    """
+    controller = saved.make(growth.slot_config, deterministic=saved.deterministic)
+    names = (*saved.ablation.shuffled, *shuffled)
+    return shuffle_for(controller, names, growth, batch.stop - batch.start)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

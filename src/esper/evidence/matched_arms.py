@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from esper.arrays import Features, Flags, Floats, Integers
 from esper.environment.episodes import GrowthEpisodes
 from esper.evidence.host_runs import Goals, HostRuns, has_spent
-from esper.evidence.host_trainer import LONGER, HostTrainer, MakeController, OnShare
+from esper.evidence.host_trainer import LONGER, HostTrainer, OnShare
 from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
@@ -28,8 +28,6 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.training.trials import make_named
 
 _OP = HEAD_NAMES.index("op")
-_SHUFFLES = 0x5EED
-"""Separates the stream of permutations from others of the same seed."""
 
 
 class MatchedRandom:
@@ -150,36 +148,6 @@ def committed_seeds(runs: HostRuns, host: int, slot_config: SlotConfig) -> list[
         )
         for index in indices
     ]
-
-
-class Shuffled:
-    """A controller wrapper that permutes the observations of running hosts at every step.
-
-    Masks, recurrent state and the effects of actions stay those of each host.
-    """
-
-    def __init__(self, controller: Controller, is_running: Callable[[], Flags]) -> None:
-        self._controller, self._is_running = controller, is_running
-        self.name = controller.name
-        self._generator = np.random.default_rng(0)
-
-    def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Start the wrapped controller and the stream of permutations."""
-        self._generator = np.random.default_rng((seed, _SHUFFLES))
-        self._controller.start(n_hosts, seed=seed)
-
-    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
-        """Choose an action for each host."""
-        running = np.flatnonzero(self._is_running())
-        shown = observations.copy()
-        shown[running] = observations[self._generator.permutation(running)]
-        return self._controller.act(shown, masks, starts)
-
-
-def make_shuffled(make: MakeController, growth: GrowthEpisodes, batch: slice) -> Controller:
-    """Return a controller that sees the observations of other hosts."""
-    n_hosts = batch.stop - batch.start
-    return Shuffled(make(growth, batch), lambda: ~growth.records.is_over[:n_hosts])
 
 
 def make_wrong_task(actions: Integers, seed: int, _: object, batch: slice) -> Controller:

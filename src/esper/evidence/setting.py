@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from esper.config.checks import NonNegativeFloat, check, require_trusted_task
 from esper.config.growth import Budget, GrowthConfig
+from esper.config.run import TASK_OBJECT
 from esper.environment.hosts import data_digest
 from esper.environment.options import find_task
 from esper.errors import ConfigError, RunError, TaskError
@@ -143,7 +144,7 @@ def find_setting(
     """
     task = _default_task(saved) if task is None else task
     learned_on = saved[0].origin.get("task") if saved else None
-    is_other = task is not None and task != learned_on
+    is_other = task is not None and task_name(task) != learned_on
     for one in saved[1:]:
         _require_same_method(saved[0], one, is_other_task=is_other)
     options = dict(task_options or {})
@@ -157,12 +158,18 @@ def find_setting(
     name, learned_options, budget = _learned_on(first)
     if name is None:
         raise RunError(f"controller {first.name!r} does not record its task; name a task (--task).")
-    options = {**learned_options, **options}
+    is_object = isinstance(task, Task)
+    options = options if is_object else {**learned_options, **options}
+    if task is None and name.startswith(TASK_OBJECT):
+        raise TaskError(
+            f"controller {first.name!r} learned on {name}, which no file can make again; pass it "
+            "as task=, in Python, or name another task (--task)."
+        )
     if task is None:
         source = f"controller {first.name!r}"
         require_trusted_task(name, options, source=source, allow_code=allow_code)
-    made = replace(_make_task(name, options, saved), budget=budget)
-    return EvalSetting(task=made, task_options=options, name=name)
+    made = replace(_make_task(task if is_object else name, options, saved), budget=budget)
+    return EvalSetting(task=made, task_options=options, name=None if is_object else name)
 
 
 def find_common_setting(
@@ -186,10 +193,15 @@ def find_common_setting(
             if (field := _different_field(own[0], one, _learned_fields)) is not None:
                 raise RunError(f"{field}; name the task to compare them on (--task).")
         return find_setting(own[:1], None, task_options, allow_code=allow_code)
-    own = [one for one in own if one.origin.get("task") == task]
+    own = [one for one in own if one.origin.get("task") == task_name(task)]
     if own and not any(_different_field(own[0], one, _learned_fields) for one in own[1:]):
         return find_setting(own[:1], task, task_options, allow_code=allow_code)
     return find_setting([], task, task_options)
+
+
+def task_name(task: str | Task | None) -> str | None:
+    """Return what the settings of a run call a task."""
+    return f"{TASK_OBJECT}{task.name}" if isinstance(task, Task) else task
 
 
 def _default_task(saved: Sequence[SavedController]) -> str | None:

@@ -36,6 +36,7 @@ from esper.config.schema import value_text
 from esper.config.toml import DEFAULT_PRESET, SourcedConfig, load_sourced_preset, parse_toml
 from esper.environment import GrowthVectorEnv
 from esper.errors import ConfigError, EsperError, RunError
+from esper.formatting import many
 from esper.invocation import settings_of_method
 from esper.results.arms import BASELINES, LEARNED, Arm
 from esper.results.evidence import Evidence
@@ -265,6 +266,8 @@ def run_study(
 ) -> None:
     """Train all runs of a study that are not done; what is done is left unchanged.
 
+    Every configuration is checked before the first one is trained.
+
     Args:
         study: The study.
         folder: Its folder.
@@ -283,6 +286,7 @@ def run_study(
     left = [one for one in runs if not one.is_complete]
     if not left:
         return
+    check_study(study, allow_code=True)
     n_done, stop = len(runs) - len(left), StopRequest()
     work = Workload(
         n_parts=len(left),
@@ -292,7 +296,7 @@ def run_study(
         warm_up=WARM_UP,
     )
     jobs = [Job(f"run {one.path.name}", train_run, (one,), 1) for one in left]
-    words = f"{n_done} of {len(runs)} runs were done"
+    words = f"training {many(len(left), 'run')}" + (f", {n_done} were done" if n_done else "")
 
     def show(share: float) -> None:
         on_progress(words, (n_done + share * len(left)) / len(runs))

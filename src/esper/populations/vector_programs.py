@@ -243,7 +243,7 @@ class _Reader:
         if forward is nn.Sequential.forward:
             chain = tuple(own["_modules"])
         if chain is None:
-            raise NoProgramError(f"{kind.__name__} has no op")
+            raise NoProgramError(f"the engine has no {kind.__name__}")
         output = source
         for name in chain:
             output = self.read(own["_modules"][name], output)
@@ -528,3 +528,8 @@ _LAYERS: dict[type[nn.Module], Callable[[_Reader, Any, int], int]] = {
     NoopSeed: lambda reader, layer, source: reader.add(OpKind.ZERO, source),
     SeedSlot: _Reader.read_slot,
 }
+
+
+def compiled_layers() -> list[str]:
+    """Return the names of the PyTorch layers that programs can have."""
+    return [kind.__name__ for kind in _LAYERS if kind.__module__.startswith("torch.")]

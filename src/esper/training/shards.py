@@ -92,7 +92,7 @@ class GrowthShard:
         config = spec.config
         own = task if spec.design is None else task.designs[spec.design]
         self.envs = GrowthVectorEnv(own, spec.n_envs, reward=config.rewards, purpose="training")
-        self.envs.weigh_rewards(config.ablation.rewards)
+        self.envs.ablate(config.ablation)
         self._agent = make_agent(config, self.envs.slot_config, shard=spec.number)
         seed = stream_seed(config.seed, "episodes") + spec.first
         self._collector = VectorCollector(self.envs, self._agent, seed=seed)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.arrays import Floats, Integers
+from esper.arrays import Features, Flags, Floats, Integers
 from esper.config.controllers import PREFERRED_BLUEPRINTS
 from esper.config.run import RunConfig
 from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
@@ -24,6 +24,8 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.tamiyo import Controller, FixedSchedule, LearnedController, Planting, make_controller
 from esper.tamiyo.controllers.controller import rank_blueprints
+from esper.tamiyo.policy.ablation import shuffle_columns, shuffled_columns
+from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tasks import Task
 from esper.training.setup import make_policy, make_task_of_worker, make_trial_envs, split_evenly
 from esper.training.signals import StopRequest
@@ -58,7 +60,47 @@ def make_learned(
     """Return the controller that a run has learned."""
     policy = make_policy(config, envs.slot_config)
     policy.load_state_dict(weights)
-    return LearnedController(policy, deterministic=config.evaluation.deterministic)
+    controller = LearnedController(policy, deterministic=config.evaluation.deterministic)
+    return shuffle_for(controller, config.ablation.shuffled, envs.growth, envs.num_envs)
+
+
+_SHUFFLES = 0x5EED
+"""Separates the stream of permutations from others of the same seed."""
+
+
+class Shuffled:
+    """A controller wrapper that permutes observations of running hosts at every step.
+
+    Masks, recurrent state and the effects of actions stay those of each host.
+    """
+
+    def __init__(
+        self, controller: Controller, columns: Sequence[int], is_running: Callable[[], Flags]
+    ) -> None:
+        self._controller, self._columns, self._is_running = controller, columns, is_running
+        self.name = controller.name
+        self._generator = np.random.default_rng(0)
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start the wrapped controller and the stream of permutations."""
+        self._generator = np.random.default_rng((seed, _SHUFFLES))
+        self._controller.start(n_hosts, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        running = np.flatnonzero(self._is_running())
+        shown = shuffle_columns(observations, running, self._columns, self._generator)
+        return self._controller.act(shown, masks, starts)
+
+
+def shuffle_for(
+    controller: Controller, patterns: Sequence[str], growth: GrowthEpisodes, n_hosts: int
+) -> Controller:
+    """Return a controller of the first hosts that sees observations of others, if any are named."""
+    if not patterns:
+        return controller
+    columns = shuffled_columns(patterns, growth.layout.n_slots)
+    return Shuffled(controller, columns, lambda: ~growth.records.is_over[:n_hosts])
 
 
 @dataclass(frozen=True, kw_only=True)

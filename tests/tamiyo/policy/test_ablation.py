@@ -15,6 +15,7 @@ from esper.environment import GrowthVectorEnv
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, choice_names
 from esper.tamiyo import load_saved, save_controller
+from esper.tamiyo.policy.ablation import Ablation
 from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.training.lookup import controller_of
@@ -81,6 +82,37 @@ def test_hidden_observations_change_nothing(envs: GrowthVectorEnv) -> None:
     assert not torch.equal(memory(changed), values)
 
 
+def test_shuffled_observations_are_those_of_other_hosts_at_the_same_position() -> None:
+    waits = np.zeros((4, len(HEAD_NAMES)), np.int64)
+    plain, shuffled, again = (GrowthVectorEnv("spirals", 4) for _ in range(3))
+    for envs in (shuffled, again):
+        envs.ablate(AblationConfig(shuffled=("error*", "price")))
+    names, seen = list(HOST_FEATURES), []
+    for envs in (plain, shuffled):
+        envs.reset(seed=3)
+        seen.append(envs.step(waits)[0])
+    changed = np.flatnonzero((seen[0] != seen[1]).any(0))
+    assert {names[column] for column in changed} >= {"error"}
+    assert all(names[column].startswith("error") for column in changed)
+    np.testing.assert_array_equal(np.sort(seen[0], axis=0), np.sort(seen[1], axis=0))
+    again.load_state_dict(shuffled.state_dict())
+    for _ in range(20):  # episodes end and begin meanwhile
+        np.testing.assert_array_equal(shuffled.step(waits)[0], again.step(waits)[0])
+
+
+@pytest.mark.parametrize(
+    ("head", "choice", "index"),
+    [("tempo", 3, 0), ("tempo", "8 epochs", 2), ("alpha_target", 1, 2), ("alpha_target", 0.7, 1)],
+)
+def test_a_fixed_choice_is_named_by_its_number_or_its_text(
+    envs: GrowthVectorEnv, head: str, choice: float | str, index: int
+) -> None:
+    ablation = AblationConfig(heads={head: choice})
+    column = HEAD_NAMES.index(head)
+    allowed = Ablation(ablation, envs.slot_config).allowed[column]
+    assert np.flatnonzero(allowed.numpy()).tolist() == [index]
+
+
 @pytest.mark.parametrize(
     ("ablation", "words"),
     [
@@ -88,6 +120,7 @@ def test_hidden_observations_change_nothing(envs: GrowthVectorEnv) -> None:
         ({"heads": {"style": "x"}}, "ablation.heads.style is 'x'"),
         ({"blueprints": ["mlp_smal"]}, "'mlp_small'"),
         ({"hidden": ["eror"]}, "'error'"),
+        ({"heads": {"tempo": 4}}, "ablation.heads.tempo is 4"),
     ],
 )
 def test_unknown_names_are_rejected(
@@ -98,16 +131,18 @@ def test_unknown_names_are_rejected(
 
 
 def test_rewards_are_the_weighted_terms(envs: GrowthVectorEnv) -> None:
-    envs.weigh_rewards({"flops_cost": 0.0, "progress": 2.0})
+    envs.ablate(AblationConfig(rewards={"flops_cost": 0.0, "progress": 2.0}))
     envs.reset(seed=0)
     for _ in range(3):
         _, rewards, _, _, info = envs.step(np.zeros((4, len(HEAD_NAMES)), np.int64))
         terms = info["reward_terms"]
         expected = sum(terms.values()) - terms["flops_cost"] + terms["progress"]
         np.testing.assert_allclose(rewards, expected, atol=1e-12)
-    envs.weigh_rewards({})
+    envs.ablate(AblationConfig())
+    with pytest.raises(ConfigError, match=r"ablation\.shuffled has 'eror'"):
+        envs.ablate(AblationConfig(shuffled=("eror",)))
     with pytest.raises(ConfigError, match=r"a name in ablation\.rewards is 'flops'"):
-        envs.weigh_rewards({"flops": 1.0})
+        envs.ablate(AblationConfig(rewards={"flops": 1.0}))
 
 
 def test_an_ablation_is_recorded_and_stays_with_its_controller(tmp_path: Any) -> None:

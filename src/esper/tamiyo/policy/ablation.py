@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from esper.arrays import Features, Integers
 from esper.config.ablation import AblationConfig
 from esper.config.checks import require_choice
 from esper.errors import ConfigError, did_you_mean
@@ -35,18 +38,15 @@ class Ablation:
         """``[H, K]`` choices that are left."""
         for head, choice in config.heads.items():
             require_choice("a name in ablation.heads", head, FREE_HEADS)
-            require_choice(f"ablation.heads.{head}", choice, names[head])
-            self._keep(HEAD_NAMES.index(head), names[head].index(choice))
+            self._keep(HEAD_NAMES.index(head), _find_choice(head, choice, names[head]))
         for name in config.blueprints:
             require_choice("a name in ablation.blueprints", name, names["blueprint"])
         if config.blueprints:
             self._keep(_BLUEPRINT, *(names["blueprint"].index(name) for name in config.blueprints))
         if not config.grows:
             self.allowed[_OP, Op.GERMINATE] = False
-        self.host = _find_hidden(config.hidden, list(HOST_FEATURES))
-        """Indices of hidden features of hosts."""
-        self.slot = _find_hidden(config.hidden, list(SLOT_FEATURES), "slots")
-        """Indices of hidden features of slots."""
+        self.host, self.slot = _find_features("hidden", config.hidden)
+        """Indices of hidden features of hosts and of slots."""
 
     def narrow(self, masks: ChoiceMasks) -> ChoiceMasks:
         """Return masks without the choices that are taken away.
@@ -84,17 +84,49 @@ class Ablation:
         self.allowed[head, list(choices)] = True
 
 
-def _find_hidden(patterns: tuple[str, ...], features: list[str], group: str = "") -> list[int]:
-    """Return the indices of the features that patterns name."""
+def _find_choice(head: str, wanted: float | str, names: Sequence[str]) -> int:
+    """Return the index of a choice by its name, or by the number in it."""
+    for number, name in enumerate(names):
+        if not isinstance(wanted, str) and name.split()[0] in (str(wanted), str(float(wanted))):
+            return number
+    return names.index(require_choice(f"ablation.heads.{head}", wanted, names))
+
+
+def shuffled_columns(patterns: Sequence[str], n_slots: int) -> list[int]:
+    """Return the columns of an observation that patterns name.
+
+    Raises:
+        ConfigError: If a pattern names none.
+    """
+    host, slot = _find_features("shuffled", patterns)
+    firsts = [len(HOST_FEATURES) + number * len(SLOT_FEATURES) for number in range(n_slots)]
+    return host + [first + feature for first in firsts for feature in slot]
+
+
+def shuffle_columns(
+    observations: Features, hosts: Integers, columns: Sequence[int], rng: np.random.Generator
+) -> Features:
+    """Return observations ``[N, D]`` with some columns permuted among some hosts."""
+    shown, chosen = observations.copy(), np.asarray(columns, np.int64)
+    shown[np.ix_(hosts, chosen)] = observations[np.ix_(rng.permutation(hosts), chosen)]
+    return shown
+
+
+def _find_features(setting: str, patterns: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Return the indices of the features of hosts and of slots that patterns name."""
     known = [*HOST_FEATURES, *SLOT_FEATURES]
     for pattern in patterns:
         if pattern != "slots" and not any(fnmatchcase(name, pattern) for name in known):
             raise ConfigError(
-                f"ablation.hidden has {pattern!r}, which is not an observation; name one, a "
+                f"ablation.{setting} has {pattern!r}, which is not an observation; name one, a "
                 f"pattern such as gradient_*, or slots.{did_you_mean(pattern, known)}"
             )
-    return [
-        number
-        for number, name in enumerate(features)
-        if any(pattern == group or fnmatchcase(name, pattern) for pattern in patterns)
-    ]
+
+    def find(features: Iterable[str], *, is_slot: bool) -> list[int]:
+        return [
+            number
+            for number, name in enumerate(features)
+            if any((is_slot and one == "slots") or fnmatchcase(name, one) for one in patterns)
+        ]
+
+    return find(HOST_FEATURES, is_slot=False), find(SLOT_FEATURES, is_slot=True)
