@@ -134,11 +134,13 @@ class SizeRace:
             self.twins.make(size, seed=work.seed, model=model, optimizer=own)
             if not is_bound:  # the other one is of the parameters before
                 optimizer, scheduler = work.optimizer.bind(model, memo, work.settings)
-            use_fused_kernels(optimizer)
+        use_fused_kernels(optimizer)
         as_schedulers(scheduler)
         as_optimizers(optimizer, model)
-        sample = first_samples(work.first.sample)
-        flops = training_step_flops(model, sample) / batch_size_of(sample)
+        flops = work.batch_flops
+        if size > 1:
+            sample = first_samples(work.first.sample)
+            flops = work.first.size / batch_size_of(sample) * training_step_flops(model, sample)
         return Lane(
             size,
             compiled_like(work.wrapped, model),
@@ -146,8 +148,8 @@ class SizeRace:
             optimizer,
             scheduler,
             work.objective,
-            sample_flops=flops,
-            batch_flops=flops * work.first.size,
+            sample_flops=flops / work.first.size,
+            batch_flops=flops,
         )
 
     def _identity(self) -> dict[str, str]:
