@@ -82,7 +82,7 @@ def test_a_given_size_that_was_given_up_is_returned_if_it_does_as_well_in_the_en
     options: dict[str, Any] = {"tolerance": 0.5, "optimizer": own_optimizer, "seed": 1}
     wider = grow(small(32), *loaders(), 8, **options)
     same = grow(small(32), *loaders(), 8, baseline=True, **options)
-    assert (wider.summary.factor, same.summary.factor) == (2, 1)
+    assert wider.summary.factor > same.summary.factor == 1
     assert same.summary.after == same.summary.baseline == max(train_plainly(small(32), 8, seed=1))
     assert same.summary.total_flops == wider.summary.total_flops
 
@@ -122,7 +122,31 @@ def test_the_same_seed_gives_the_same_result() -> None:
     assert first.timeline == second.timeline
 
 
-@pytest.mark.parametrize("stop", [1, 4])
+def test_a_size_that_joins_later_has_seen_the_same_batches() -> None:
+    seen: dict[int, list[float]] = {}
+
+    class Recording(nn.Module):
+        """Records what each width is trained on."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                width = self.inner[1].out_features  # type: ignore[index]
+                seen.setdefault(width, []).append(float(x.double().sum()))
+            return self.inner(x)
+
+    grown = grow(Recording(), *loaders(), 6, optimizer=own_optimizer, seed=1)
+    assert list(seen) == [2, 16, 8]
+    for size in grown.summary.sizes:
+        assert len(seen[2 * size.factor]) == size.n_epochs * len(loaders()[0])
+    for width in (2, 8):
+        assert seen[width] == seen[16][: len(seen[width])]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4])
 def test_a_race_resumes_to_the_same_bits(tmp_path: Path, stop: int) -> None:
     def interrupt(step: Decision) -> None:
         if step.epoch == stop + 1:
@@ -181,7 +205,7 @@ def test_an_optimizer_and_a_scheduler_of_the_model_follow_every_size() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     grown = grow(model, TRAIN, VAL, 6, optimizer=optimizer, scheduler=scheduler, seed=1)
-    assert len(grown.summary.sizes) == 4
+    assert len(grown.summary.sizes) > 1
     assert grown.summary.after > 0.3
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert not optimizer.state

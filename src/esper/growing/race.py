@@ -1,8 +1,8 @@
 """A race of sizes: which width a model needs, found while it trains.
 
-Wider twins of the given model are made at once. All sizes train on the same batches, one that has
-lost stops, and the smallest size that is within a tolerance of the best one is returned, as it was
-after its best epoch.
+The given model and wider twins of it train on the same batches, two sizes at a time; a size that
+joins later first catches up. One that has lost stops, and the smallest size that is within a
+tolerance of the best one is returned, as it was after its best epoch.
 """
 
 from __future__ import annotations
@@ -159,17 +159,32 @@ class Race:
         return self.rule.due(self._curves(), self.lost | self._tired)
 
     def _run_epoch(self, sizes: Sequence[int]) -> None:
-        """Train each of some sizes for an epoch, and let the rule decide."""
-        for size in sizes:
-            if size not in self.lanes:
-                self.lanes[size] = self._make(size)
-        lanes = [self.lanes[size] for size in sorted(sizes)]
-        for epoch in sorted({len(lane.epochs) for lane in lanes}):
-            self._pass_over([lane for lane in lanes if len(lane.epochs) == epoch])
-        found = self.rule.losers(self._curves(), self.lost | self._tired, self.before.value)
-        self.lost |= found
+        """Train sizes for an epoch and let the rule decide; a size that joins then catches up."""
+        lanes = [self._lane(size) for size in sizes]
+        self._pass_over(lanes)
+        n_epochs, found = len(lanes[0].epochs), self._find_losers()
+        while not self.stopped:
+            late = [lane for lane in map(self._lane, self._due()) if len(lane.epochs) < n_epochs]
+            if not late:
+                break
+            while len(late[0].epochs) < n_epochs and not self.stopped:
+                self._pass_over(late)
+            lanes += late
+            found |= self._find_losers()
         self._check_limits()
         self._add_step(lanes, found)
+
+    def _lane(self, size: int) -> Lane:
+        """Return the lane of a size, which may be new."""
+        if size not in self.lanes:
+            self.lanes[size] = self._make(size)
+        return self.lanes[size]
+
+    def _find_losers(self) -> dict[int, str]:
+        """Return the sizes that have just lost, and why."""
+        found = self.rule.losers(self._curves(), self.lost | self._tired, self.before.value)
+        self.lost |= found
+        return found
 
     def _pass_over(self, lanes: Sequence[Lane]) -> None:
         """Train lanes for the same epoch, on data in the same order whichever lanes they are."""
@@ -253,12 +268,11 @@ class Race:
         return clipped_score(found, self.before)
 
     def _save(self, folder: CheckpointFolder, identity: Mapping[str, str]) -> None:
-        first = min((len(lane.epochs) for lane in self.lanes.values()), default=0)
         state = {
             "lanes": {str(size): lane.state_dict() for size, lane in self.lanes.items()},
             "lost": {str(size): why for size, why in self.lost.items()},
             "before": asdict(self.before),
-            "starts": {str(epoch): s for epoch, s in self._starts.items() if epoch >= first},
+            "starts": {str(epoch): start for epoch, start in self._starts.items()},
             "epoch_samples": self._epoch_samples,
             "timeline": json.dumps(self.timeline.to_json()),
             "seconds": time.monotonic() - self._start,
@@ -272,10 +286,7 @@ class Race:
         require_same_training(folder, state["identity"], identity)
         require_enough_epochs(folder, len(json.loads(state["timeline"])), self.limits.epochs)
         for name, own in state["lanes"].items():
-            size = int(name)
-            if size not in self.lanes:
-                self.lanes[size] = self._make(size)
-            self.lanes[size].load_state_dict(own)
+            self._lane(int(name)).load_state_dict(own)
         self.lost = {int(size): why for size, why in state["lost"].items()}
         self.before = Evaluation(**state["before"])
         self._starts = {int(epoch): start for epoch, start in state["starts"].items()}

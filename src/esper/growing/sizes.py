@@ -1,9 +1,11 @@
-"""The rule of a race of sizes: which sizes of a model go on, and which one is returned.
+"""The rule of a race of sizes: which sizes of a model train, and which one is returned.
 
-It sees the validated metric of every size after every epoch, and nothing else, and compares sizes
-by their best epochs so far. A larger size has to stay ahead by more than the tolerance; a smaller
-one may be behind, as smaller ones learn more slowly, unless it will hardly catch up: it is expected
-to gain as much as it has gained, and more, whenever the number of epochs doubles.
+It sees the validated metric of every size after every epoch, and nothing else. Two sizes train at a
+time: first the given one and the widest. If the given one is as good, that is all; otherwise the
+widest meets the next smaller one, and so on, as long as the smaller one is as good. Sizes are
+compared by their best epochs so far. A larger size has to stay ahead by more than the tolerance; a
+smaller one may be behind, as smaller ones learn more slowly, unless it will hardly catch up: a lead
+is expected to change, whenever the number of epochs doubles, as it did the last time.
 """
 
 from __future__ import annotations
@@ -11,34 +13,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 FACTORS = (1, 2, 4, 8)
 """How many times as wide as the given model the sizes are."""
 
-TOO_LARGE_FROM, TOO_SMALL_FROM = 1 / 12, 1 / 8
-"""Shares of the epochs after which larger and smaller sizes may stop."""
+TOO_SMALL_FROM, TOO_LARGE_FROM, DECIDED_AT = 0.1, 0.2, 0.4
+"""Shares of the epochs after which the smaller of two sizes may stop, the larger one, and after
+which one has to."""
 
 MIN_EPOCHS = 2
 """Epochs before which no size stops."""
 
-MAX_LAG = 2.0
-"""Tolerances that a smaller size may be behind, now or in the end."""
-
-MIN_LAG = 0.02
-"""How far behind a smaller size may be whatever the tolerance."""
-
-CATCHING_UP = 2.0
-"""How much of what a lead has shrunk since half as many epochs it is expected to shrink again."""
-
-DRAWING_AWAY = 0.5
-"""The same of a lead that has grown."""
+MAX_LAG = 0.02
+"""How far behind a smaller size may be, now or in the end, if the tolerance is less."""
 
 MIN_PROGRESS = 0.1
-"""Progress since the start without which no larger size stops: nothing is known then."""
+"""Progress since the start without which the larger size goes on: nothing is known then."""
 
 MAX_MOVE = 0.2
-"""Share of the progress so far that may be of the last epoch when a larger size stops."""
+"""Share of the progress so far that may be of the last epoch when the larger size stops."""
 
 Curves = Mapping[int, Sequence[float]]
 """The metric after each epoch of each size, by how many times as wide it is."""
@@ -63,12 +56,17 @@ class SizeRule:
 
     def due(self, curves: Curves, lost: Mapping[int, str]) -> tuple[int, ...]:
         """Return the sizes that train in the next epoch; none when the race is over."""
-        return tuple(
-            size for size, curve in curves.items() if size not in lost and len(curve) < self.epochs
-        )
+        sizes = sorted(curves)
+        left = [size for size in sizes if curves[size] and size not in lost]
+        if not any(curves.values()):
+            left = [sizes[0], sizes[-1]]
+        elif len(left) == 1 and left[0] > sizes[0] and len(curves[left[0]]) < self.epochs:
+            smaller = sizes[sizes.index(left[0]) - 1]
+            left += [smaller] * (smaller not in lost)
+        return tuple(sorted({size for size in left if len(curves[size]) < self.epochs}))
 
     def losers(self, curves: Curves, lost: Mapping[int, str], before: float) -> dict[int, str]:
-        """Return the sizes that stop now, and why; not all of those that train.
+        """Return the size that stops now, and why; not all of those that train.
 
         Args:
             curves: The metric of each size after each epoch.
@@ -77,31 +75,21 @@ class SizeRule:
         """
         epoch = max(map(len, curves.values()))
         racing = sorted(s for s, own in curves.items() if s not in lost and len(own) == epoch)
-        found: dict[int, str] = {}
-        if epoch < MIN_EPOCHS or epoch >= self.epochs:
-            return found
-        may_lag = max(MAX_LAG * self.tolerance, MIN_LAG)
-        for small, large in combinations(racing, 2):
-            lead, expected = self._lead(curves[large], curves[small])
-            if epoch >= TOO_SMALL_FROM * self.epochs and min(lead, expected) > may_lag:
-                found[small] = f"x{small} was {self._shown(lead)} behind x{large}"
-        is_known = self._is_known([curves[size] for size in racing], before)
-        if epoch >= TOO_LARGE_FROM * self.epochs and is_known:
-            found |= self._find_large(curves, [size for size in racing if size not in found])
-        if len(found) < len(racing):
-            return found
-        leader = self.choose({size: curves[size] for size in racing})
-        return {size: why for size, why in found.items() if size != leader}
-
-    def _find_large(self, curves: Curves, racing: Sequence[int]) -> dict[int, str]:
-        """Return sizes that are too close to a smaller one that still trains, and why."""
-        found: dict[int, str] = {}
-        for small, large in combinations(racing, 2):
-            lead, expected = self._lead(curves[large], curves[small])
-            if small not in found and not max(lead, expected) >= self.tolerance:
-                gap = f"{self._shown(abs(lead))} {'ahead of' if lead > 0.0 else 'behind'}"
-                found[large] = f"x{large} was {gap} x{small}"
-        return found
+        first = max(MIN_EPOCHS, TOO_SMALL_FROM * self.epochs)
+        if len(racing) < 2 or not first <= epoch < self.epochs:
+            return {}
+        small, large = racing
+        lead, expected = self._lead(curves[large], curves[small])
+        is_late = epoch >= max(2 * MIN_EPOCHS, DECIDED_AT * self.epochs)
+        is_behind = min(lead, expected) > max(self.tolerance, MAX_LAG)
+        if is_behind or (is_late and expected > self.tolerance):
+            return {small: f"x{small} was {self._shown(-lead)} x{large}"}
+        is_level = epoch >= TOO_LARGE_FROM * self.epochs and max(lead, expected) < self.tolerance
+        if is_late or (is_level and self._is_known([curves[size] for size in racing], before)):
+            if lead > self.tolerance:
+                return {large: f"x{small} was catching up with x{large}"}
+            return {large: f"x{large} was {self._shown(lead)} x{small}"}
+        return {}
 
     def _is_known(self, curves: Sequence[Sequence[float]], before: float) -> bool:
         """Return whether the best size has learned something, and not most of it just now."""
@@ -113,13 +101,14 @@ class SizeRule:
 
     def _lead(self, large: Sequence[float], small: Sequence[float]) -> tuple[float, float]:
         """Return by how much a size leads now, and by how much it is expected to in the end."""
-        epoch = len(large)
+        epoch, missing = len(large), [math.isnan(self._best(each)) for each in (large, small)]
+        if any(missing):  # what has no number is far behind
+            return (-math.inf, -math.inf) if missing[0] else (math.inf, math.inf)
         now, before = (
             self._gap(self._best(large[:n]), self._best(small[:n]))
             for n in (epoch, max(1, epoch // 2))
         )
-        factor = CATCHING_UP if now < before else DRAWING_AWAY
-        return now, now + factor * (now - before) * math.log2(self.epochs / epoch)
+        return now, now + (now - before) * math.log2(self.epochs / epoch)
 
     def _gap(self, better: float, worse: float) -> float:
         """Return how much better a metric is: in points as shares of 1, or as a share of it."""
@@ -134,5 +123,9 @@ class SizeRule:
             return math.nan
         return min(known) if self.is_better_low else max(known)
 
-    def _shown(self, gap: float) -> str:
-        return f"{100.0 * gap:.1f}%" if self.is_better_low else f"{100.0 * gap:.1f} points"
+    def _shown(self, lead: float) -> str:
+        gap = f"{100.0 * abs(lead):.1f}"
+        if float(gap) == 0.0:
+            return "level with"
+        unit = "%" if self.is_better_low else " points"
+        return f"{gap}{unit} {'ahead of' if lead > 0.0 else 'behind'}"
