@@ -24,7 +24,7 @@ N_CASES = {
 N_KILLS, N_FULL_DISKS = 100, 60
 """Kills at system calls, and calls from which on the disk is full."""
 
-N_FORGED, N_FORGED_KINDS = 200, 14
+N_FORGED, N_FORGED_KINDS = 200, 16
 """Forged contents of each kind of file, and how many kinds there are."""
 
 N_FLIPS, N_FLIPPED_KINDS = 1500, 15

@@ -9,12 +9,16 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
+import torch
+from torch import nn
 
+import esper
 from esper.cli.main import main
 from esper.config.growth import CNNHostConfig, GPTHostConfig, GrowthConfig, MLPHostConfig
 from esper.dashboard.runs import RunReader
@@ -54,6 +58,20 @@ def checkpoint(folder: Path) -> Reader:
     return lambda: CheckpointFolder(folder).latest()
 
 
+def growing_run(controller: str, folder: Path) -> Reader:
+    """Save a training of esper.grow after its last epoch, so that resuming only reads it."""
+    x = torch.linspace(-1, 1, 64).reshape(16, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def run() -> object:
+        data = (x, (x[:, 0] > 0).long())
+        options: dict[str, Any] = {} if controller == "race" else {"controller": controller}
+        return esper.grow(model, data, data, 1, resume=folder, progress=False, **options)
+
+    run()
+    return run
+
+
 FORGED: dict[str, tuple[Callable[[Path], Reader], str]] = {
     name: (make, pattern)
     for name, (make, pattern) in KINDS.items()
@@ -63,6 +81,9 @@ for kind, config in {"MLP": MLPHostConfig, "CNN": CNNHostConfig, "GPT": GPTHostC
     FORGED[f"grown {kind}"] = (lambda folder, c=config: grown(c(), folder), "growing.json")
     FORGED[f"weights of a grown {kind}"] = (FORGED[f"grown {kind}"][0], "growing.safetensors")
 FORGED["checkpoint"] = (checkpoint, "*/state.json")
+for name in ("race", "heuristic"):
+    make_run = partial(growing_run, name)
+    FORGED[f"{name} of esper.grow"] = (make_run, "*/state.json")
 FORGED["facts of a checkpoint"] = (checkpoint, "*/checkpoint.json")
 
 
@@ -146,6 +167,7 @@ def test_forged_records_are_shown_or_named_in_one_line(
     run, chance = Path(shutil.copytree(done_run.path, tmp_path / "run")), random.Random(0)
     whole = (run / "telemetry.sqlite").read_bytes()
     reader = RunReader(tmp_path)
+    reader.view("run", 0, look)
     for _ in range(N_CASES):
         (run / "telemetry.sqlite").write_bytes(whole)
         forge_values(run / "telemetry.sqlite", chance)
@@ -166,7 +188,7 @@ def look(telemetry: Any) -> None:
     views.health(telemetry)
     views.learned(telemetry)
     views.environments(telemetry)
-    for episode in views.episode_list(telemetry)["episodes"][:2]:
+    for episode in views.episode_list(telemetry, order="recent")["episodes"][:2]:
         views.episode_detail(telemetry, episode["env"], episode["episode"])
 
 

@@ -53,6 +53,11 @@ def indexed(folder: Path, content: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
+def truncate(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**42)
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda at: (at / "config.json").unlink(), "has no config.json"),
     "broken JSON": (lambda at: (at / "config.json").write_text("{"), "is not valid JSON"),
@@ -85,6 +90,15 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda at: set_config(at, quantization_config={"bits": 4}),
         "is quantized",
     ),
+    "a configuration for generation that is a link to a device": (
+        lambda at: (at / "generation_config.json").symlink_to("/dev/zero"),
+        "generation_config.json cannot be read",
+    ),
+    "a configuration for generation without end": (
+        lambda at: truncate(at / "generation_config.json"),
+        "generation_config.json has 4398046511104 bytes",
+    ),
+    "labels without end": (lambda at: set_config(at, num_labels=10**9), "has num_labels 10000"),
     "no class": (lambda at: set_config(at, architectures=None), "does not name the class"),
     "a class that is none": (
         lambda at: set_config(at, architectures=["os.system"]),

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from esper.config.growth import MAX_EPOCHS, Budget, RewardConfig
 from esper.config.learning import PolicyConfig, PPOConfig
 from esper.config.run import (
+    OWN_TRAINING,
     CheckpointConfig,
     EvaluationConfig,
     RunConfig,
@@ -51,7 +52,7 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     return draw(
         st.builds(
             RunConfig,
-            task=words.filter(lambda word: word.isprintable() and word != ""),
+            task=words.filter(lambda word: word.isprintable() and word not in ("", OWN_TRAINING)),
             task_options=options,
             rounds=counts,
             envs=counts,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import pytest
 import esper
 from esper.cli.main import main
 from esper.config.toml import write_toml
-from esper.errors import ConfigError, RunError, TaskError
+from esper.errors import ConfigError, EsperError, RunError, TaskError
 from esper.evidence import study as studies
 from esper.evidence.study import check_study, read_study, run_study, study_evidence, study_rows
 from esper.results.findings import weigh
@@ -231,6 +235,72 @@ def test_a_search_continues_and_keeps_the_best_configuration(tmp_path: Path) -> 
     evidence = study_evidence(found, tmp_path / "out")
     assert evidence is not None
     assert [arm.name for arm in evidence.arms][1] == "base"
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return a storage of Optuna."""
+    optuna = pytest.importorskip("optuna")
+    file = tmp_path_factory.mktemp("storage") / "optuna.db"
+    optuna.create_study(storage=f"sqlite:///{file}", study_name="study")
+    return file.read_bytes()
+
+
+def put_trigger(file: Path, storage: bytes) -> None:
+    file.write_bytes(storage)
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM studies; END")
+
+
+HOSTILE_STORAGES: dict[str, Callable[[Path, bytes], object]] = {
+    "link": lambda file, _: file.symlink_to(file.with_name("elsewhere")),
+    "hard link": lambda file, s: (
+        file.with_name("elsewhere").write_bytes(s),
+        file.hardlink_to(file.with_name("elsewhere")),
+    ),
+    "not a file": lambda file, _: os.mkfifo(file),
+    "not a database": lambda file, _: file.write_bytes(b"hello" * 1000),
+    "trigger": put_trigger,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_STORAGES)
+def test_a_hostile_storage_is_refused_and_changes_no_other_file(
+    kind: str, storage: bytes, tmp_path: Path
+) -> None:
+    from esper.evidence.search import search_study
+
+    HOSTILE_STORAGES[kind](tmp_path / "optuna.db", storage)
+    other = tmp_path / "elsewhere"
+    before = other.read_bytes() if other.exists() else None
+    study = read_study({"preset": "spirals", "search": {"rounds": {"low": 1, "high": 2}}})
+    with pytest.raises(EsperError, match=kind):
+        search_study(study, tmp_path, n_trials=1, workers=0)
+    assert (other.read_bytes() if other.exists() else None) == before
+
+
+@pytest.mark.parametrize(
+    "range_", [{"low": 5, "high": 1}, {"low": "a", "high": 1}, [[1]], [], {"low": 1}]
+)
+def test_a_range_that_cannot_be_searched_is_named(range_: Any, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    from esper.evidence.search import search_study
+
+    study = read_study({"preset": "spirals", "search": {"rounds": range_}})
+    with pytest.raises(ConfigError, match=r"search\.rounds is"):
+        search_study(study, tmp_path, n_trials=1, workers=0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"seeds": 10**9},
+        {"grid": {key: list(range(1, 1000)) for key in ("rounds", "envs", "n_steps")}},
+    ],
+)
+def test_a_study_cannot_ask_for_runs_without_end(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at most 10000"):
+        read_study(values)
 
 
 def test_rows_hold_the_value_of_what_a_configuration_leaves_unchanged(tmp_path: Path) -> None:

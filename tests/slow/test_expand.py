@@ -112,6 +112,31 @@ def test_a_moving_average_grows_with_its_configuration(name: str) -> None:
     assert average.module.config.to_dict() == model.config.to_dict() == config
 
 
+def test_a_configuration_cannot_ask_for_layers_without_end(
+    saved: Callable[..., tuple[Path, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved("GPT2LMHeadModel")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_layer": 10**9}))
+    assert main(["expand", str(folder), "--deepen", "1", "--dry-run"]) == 2
+    assert "asks for far more layers than its" in capsys.readouterr().err
+
+
+def test_a_link_out_of_the_folder_is_not_copied(
+    saved: Callable[..., tuple[Path, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved("GPT2LMHeadModel")
+    (tmp_path / "secret").write_text("secret")
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    (tmp_path.parent / "blobs").mkdir(exist_ok=True)  # as the Hub's cache has them
+    (tmp_path.parent / "blobs" / "0a").write_text("vocabulary")
+    (folder / "vocab.txt").symlink_to(tmp_path.parent / "blobs" / "0a")
+    out = expand(folder, "--deepen", "1")
+    assert (out / "vocab.txt").read_text() == "vocabulary"
+    assert not (out / "notes.txt").exists()
+    assert "notes.txt" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_shards_and_their_type_are_kept(
     dtype: torch.dtype, saved: Callable[..., tuple[Path, Any]]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sqlite3
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
 from typing import Any, cast
 
-from esper.errors import ConfigError
+from esper.errors import ConfigError, EsperError, message_of, shown, summarize_error
 from esper.evidence.study import Study, complete_runs, evaluations_of, run_study
+from esper.storage.run_folder import require_own
+from esper.telemetry.damage import require_own_logs
+from esper.telemetry.schema import distrust
 
 STORAGE_FILE = "optuna.db"
 
@@ -45,29 +50,33 @@ def search_study(
             "setting a list of choices, or low and high."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    found = optuna.create_study(
-        storage=f"sqlite:///{folder / STORAGE_FILE}",
-        study_name=study.name,
-        direction="maximize",
-        load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=0),
-    )
+    file = folder / STORAGE_FILE
     space = {path: _distribution(optuna, path, range_) for path, range_ in study.search.items()}
-    states = optuna.trial.TrialState
-    cut_short = [one.params for one in found.trials if one.state == states.RUNNING]
-    for one in found.trials:
-        if one.state == states.RUNNING:
+    with _storage_errors(file):
+        _require_plain(file)
+        found = optuna.create_study(
+            storage=f"sqlite:///{file}",
+            study_name=study.name,
+            direction="maximize",
+            load_if_exists=True,
+            sampler=optuna.samplers.TPESampler(seed=0),
+        )
+        states = optuna.trial.TrialState
+        cut_short = [one for one in found.trials if one.state == states.RUNNING]
+        for one in cut_short:
             found.tell(one.number, state=states.FAIL)
-    for params in cut_short:
-        found.enqueue_trial(params)
-    n_done = sum(one.state == states.COMPLETE for one in found.trials)
+            found.enqueue_trial(one.params)
+        n_done = sum(one.state == states.COMPLETE for one in found.trials)
     for number in range(n_done, n_trials):
-        trial = found.ask(space)
+        with _storage_errors(file):
+            trial = found.ask(space)
         one = _configured(study, trial.params)
         run_study(one, folder, **options)
         on_progress(f"{number + 1} of {n_trials} trials", (number + 1) / n_trials)
-        found.tell(trial, _worth(one, folder))
-    best = _configured(study, found.best_params)
+        with _storage_errors(file):
+            found.tell(trial, _worth(one, folder))
+    with _storage_errors(file):
+        best = _configured(study, found.best_params)
     both = replace(
         study,
         configurations={**best.configurations, **study.configurations},
@@ -75,6 +84,35 @@ def search_study(
     )
     run_study(both, folder, **options)
     return both
+
+
+@contextmanager
+def _storage_errors(file: Path) -> Generator[None]:
+    """Turn what Optuna raises about its storage into one line."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except Exception as error:  # of Optuna, SQLAlchemy and SQLite
+        raise ConfigError(
+            f"Optuna cannot use {file} ({summarize_error(error)}); move it away to search anew."
+        ) from error
+
+
+def _require_plain(file: Path) -> None:
+    """Reject a storage that would change another place, or run statements of someone else."""
+    require_own(file)
+    require_own_logs(file)
+    if file.exists():
+        place = f"{file.resolve().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(place, uri=True)) as connection:
+            distrust(connection)
+            for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+                if kind in ("trigger", "view") or "virtual" in str(sql).lower():
+                    raise ConfigError(
+                        f"{file} has a {kind} {shown(name)}, which Optuna does not make; move the "
+                        "file away."
+                    )
 
 
 def _import_optuna() -> Any:
@@ -90,14 +128,17 @@ def _import_optuna() -> Any:
 
 def _distribution(optuna: Any, path: str, range_: Any) -> Any:
     kinds = optuna.distributions
-    if isinstance(range_, list) and range_:
+    is_list = isinstance(range_, list)
+    if is_list and range_ and not any(isinstance(one, (list, dict)) for one in range_):
         return kinds.CategoricalDistribution(range_)
     given = cast("dict[str, Any]", range_) if isinstance(range_, dict) else {}
     if {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
-        low, high, log = given["low"], given["high"], given.get("log", False)
-        is_whole = isinstance(low, int) and isinstance(high, int)
+        is_whole = isinstance(given["low"], int) and isinstance(given["high"], int)
         kind = kinds.IntDistribution if is_whole else kinds.FloatDistribution
-        return kind(low, high, log=log)
+        try:
+            return kind(**given)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"search.{path} is {range_!r}: {message_of(error)}") from error
     raise ConfigError(
         f"search.{path} is {range_!r}; it must be a list of choices, or a table with low, high and "
         "perhaps log = true."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import re
 import warnings
@@ -32,7 +33,7 @@ from esper.config.checks import (
     require_trusted_task,
 )
 from esper.config.run import RunConfig
-from esper.config.schema import value_text
+from esper.config.schema import settings_of, value_text
 from esper.config.toml import DEFAULT_PRESET, SourcedConfig, load_sourced_preset, parse_toml
 from esper.environment import GrowthVectorEnv
 from esper.errors import ConfigError, EsperError, RunError
@@ -51,6 +52,8 @@ from esper.training.worker_pool import Job, OnShare
 from esper.training.workers import Workload, choose_pool
 
 TABLE_FILE = "study.csv"
+MAX_RUNS = 10_000
+"""The most runs, so that a file cannot ask for work without end."""
 WARM_UP = "esper.evidence.study"
 """Imports everything that a worker of a study needs."""
 
@@ -160,7 +163,9 @@ def _make_study(values: Mapping[str, Any], name: str, source: str) -> Study:
     changes = _find_changes(values)
     seeds = values.get("seeds", 5)
     if not isinstance(seeds, list):
-        seeds = range(check("seeds", seeds, PositiveInt))
+        n_seeds = check("seeds", seeds, PositiveInt)
+        _require_few(n_seeds * len(changes))
+        seeds = range(n_seeds)
     checked = tuple(check("seeds", one, Seed) for one in cast("Sequence[object]", seeds))
     if not checked or len(set(checked)) < len(checked):
         raise ConfigError(f"seeds is {list(checked)}; name at least one seed, each once.")
@@ -176,6 +181,12 @@ def _make_study(values: Mapping[str, Any], name: str, source: str) -> Study:
     )
 
 
+def _require_few(n_runs: int) -> None:
+    """Reject more runs than a study may have."""
+    if n_runs > MAX_RUNS:
+        raise ConfigError(f"the study has {n_runs} runs; at most {MAX_RUNS} are allowed.")
+
+
 def _table(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return check(name, values.get(name, {}), dict[str, object])
 
@@ -187,6 +198,7 @@ def _find_changes(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if "configurations" not in values:
         grid = _flat(_table("grid", values))
         axes = [_axis(path, values) for path, values in grid.items()]
+        _require_few(math.prod(map(len, axes)))
         named = [dict(zip(grid, point, strict=True)) for point in product(*axes)]
         return {_name_of(point): point for point in named}
     found: dict[str, dict[str, Any]] = {}
@@ -219,11 +231,10 @@ def _plain(value: object) -> str:
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings by their paths; tables of the user's own names stay whole."""
     found: dict[str, Any] = {}
+    sections = {setting.section for setting in settings_of()}
     for name, value in table.items():
-        if isinstance(value, dict) and prefix + name in RunConfig.__dataclass_fields__:
-            is_whole = name == "task_options"
-            inner = cast("dict[str, Any]", value)
-            found |= {name: inner} if is_whole else _flat(inner, f"{name}.")
+        if isinstance(value, dict) and not prefix and name in sections:
+            found |= _flat(cast("dict[str, Any]", value), f"{name}.")
         else:
             found[prefix + name] = value
     return found

@@ -31,7 +31,7 @@ from esper.growing.training_loop import (
     require_same_training,
 )
 from esper.modes import suitable_threads
-from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.checkpoint_folder import CheckpointFolder, damage_named
 
 
 class Race:
@@ -282,6 +282,10 @@ class Race:
         folder.save(state, step=len(self.timeline))
 
     def _load(self, folder: CheckpointFolder, identity: Mapping[str, str]) -> None:
+        with damage_named(folder.path):
+            self._restore(folder, identity)
+
+    def _restore(self, folder: CheckpointFolder, identity: Mapping[str, str]) -> None:
         state: Any = folder.latest().state
         require_same_training(folder, state["identity"], identity)
         require_enough_epochs(folder, len(json.loads(state["timeline"])), self.limits.epochs)

@@ -30,7 +30,7 @@ from esper.growth.host_slots import remove_slots, slots, unwrapped
 from esper.growth.modules import named_tensors
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.modes import suitable_threads
-from esper.storage.checkpoint_folder import CheckpointFolder
+from esper.storage.checkpoint_folder import CheckpointFolder, damage_named
 
 PER_BATCH = (OneCycleLR, CyclicLR)
 """Schedulers that are stepped after every batch instead of every epoch."""
@@ -283,6 +283,10 @@ class TrainingLoop:
         folder.save(state, step=self.grower.epoch)
 
     def _load(self, folder: CheckpointFolder) -> None:
+        with damage_named(folder.path):
+            self._restore(folder)
+
+    def _restore(self, folder: CheckpointFolder) -> None:
         state = folder.latest().state
         require_same_training(folder, state["identity"], self._identity)
         require_enough_epochs(folder, int(state["grower"]["epoch"]), self.limits.epochs)

@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from esper.config.memory import amount_of, available_memory
 from esper.errors import (
@@ -52,6 +53,9 @@ from esper.version import __version__
 GROWTH_FILE = "growth.json"
 COPIES = 3.0
 """How many times its weights an expansion needs in memory: before, after, and loaded again."""
+
+MODULES_PER_TENSOR, MORE_MODULES = 20, 10_000
+"""How many modules a model may have: so many for each tensor of its weights, and so many more."""
 
 MAX_COPIED_BYTES = 200_000_000
 _COPIED = {".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".spm", ".bpe", ".vocab", ""}
@@ -174,7 +178,8 @@ def _load(transformers: Any, checkpoint: Checkpoint) -> tuple[Any, list[str]]:
             f"{CONFIG_FILE} names {name!r} in 'architectures', which is not a model of "
             f"Transformers {transformers.__version__}."
         )
-    model, info = _from_pretrained(cls, checkpoint.folder, checkpoint.dtype)
+    with _bounded_modules(checkpoint):
+        model, info = _from_pretrained(cls, checkpoint.folder, checkpoint.dtype)
     wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if wrong:
         raise SavedModelError(
@@ -184,6 +189,27 @@ def _load(transformers: Any, checkpoint: Checkpoint) -> tuple[Any, list[str]]:
     unused = sorted(map(str, info["unexpected_keys"]))
     notes = [f"Left out, because {name} does not use them: {', '.join(unused)}."] if unused else []
     return model, notes
+
+
+@contextmanager
+def _bounded_modules(checkpoint: Checkpoint) -> Generator[None]:
+    """End the making of a model that has far more modules than its weights can be of."""
+    n_left = MODULES_PER_TENSOR * checkpoint.n_tensors + MORE_MODULES
+
+    def count(*_: object) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise SavedModelError(
+                f"{CONFIG_FILE} of {checkpoint.folder} asks for far more layers than its "
+                f"{checkpoint.n_tensors} tensors can be of; it belongs to other weights."
+            )
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _from_pretrained(
@@ -248,13 +274,19 @@ def _write(
     for path in sorted(checkpoint.folder.iterdir()):
         if path.name in own or path.name.startswith("."):
             continue
-        is_small = path.is_file() and path.stat().st_size <= MAX_COPIED_BYTES
+        is_small = _is_own(path) and path.stat().st_size <= MAX_COPIED_BYTES
         if is_small and path.suffix in _COPIED and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
         else:
             skipped.append(path.name)
     write_atomic(folder / GROWTH_FILE, json.dumps(growth, indent=1) + "\n")
     return [f"Not copied: {', '.join(skipped)}."] if skipped else []
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a file belongs to its checkpoint: a link may lead into the Hub's cache."""
+    folder, target = path.parent.resolve(), path.resolve()
+    return target.is_file() and target.parent in (folder, folder.parent.parent / "blobs")
 
 
 def _require_same(

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.config.learning import NetworkConfig
-from esper.errors import CheckpointError, EsperError, UnsupportedEnvironmentError
+from esper.errors import CheckpointError, UnsupportedEnvironmentError
 from esper.simic.agent import ActionSpec
 from esper.simic.policy.factory import POLICIES
 from esper.simic.rollout.factory import EnvLike
@@ -22,8 +20,7 @@ from esper.simic.rollout.space_json import decode_space, encode_space
 from esper.simic.schedules import Schedule
 from esper.simic.settings import SCHEDULED, PPOSettings
 from esper.simic.tensors import choose_device
-from esper.storage.checkpoint_folder import CheckpointFolder, step_of
-from esper.storage.files import MALFORMED, plain_reason
+from esper.storage.checkpoint_folder import CheckpointFolder, damage_named, step_of
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
@@ -124,7 +121,7 @@ def restore(
     if type(settings) is not dict or type(agent) is not dict:
         raise CheckpointError(f"{path} is the checkpoint of something else than a PPO model.")
     policy, loss, optimizer = own["policy"], own["loss"], own["optimizer"]
-    with _damage_named(path):
+    with damage_named(path):
         name = settings["policy"]
         if policy is None and name not in POLICIES:
             raise CheckpointError(
@@ -165,7 +162,7 @@ def restore(
     if members is not None:
         model._attach(members)
     model._add_reward_normalizer(settings["normalize_rewards"])
-    with _damage_named(path):
+    with damage_named(path):
         if settings["optimizer"] != model._own_parts["optimizer"]:
             agent["optimizer"] = model.agent.optimizer.state_dict()
         model.agent.load_state_dict(agent)
@@ -194,19 +191,6 @@ _USUAL_SIZE = 4096
 """Width of a layer that is made before it is compared with the saved weights."""
 
 
-@contextmanager
-def _damage_named(path: Any) -> Generator[None]:
-    """Say that a model is damaged if what is read of it cannot be used."""
-    try:
-        yield
-    except EsperError:
-        raise
-    except MALFORMED as error:
-        is_misfit = isinstance(error, RuntimeError)  # of load_state_dict, in many lines
-        reason = "its weights do not fit" if is_misfit else plain_reason(error).rstrip(".")
-        raise CheckpointError(f"{path} is damaged: {reason}.") from error
-
-
 def restore_training(model: PPO, saved: dict[Any, Any], path: Any) -> None:
     """Continue where a checkpoint was saved.
 
@@ -222,7 +206,7 @@ def restore_training(model: PPO, saved: dict[Any, Any], path: Any) -> None:
             )
     training = saved["training"]
     collector, _ = model._require_collector()
-    with _damage_named(path):
+    with damage_named(path):
         model.total_timesteps = check(
             "total_timesteps", training["total_timesteps"], NonNegativeInt
         )
@@ -235,5 +219,5 @@ def restore_training(model: PPO, saved: dict[Any, Any], path: Any) -> None:
         return
     assert model._environments is not None, "a resumed model has environments"
     model._environments.load_state(environments)
-    with _damage_named(path):
+    with damage_named(path):
         collector.load_state_dict(collected)

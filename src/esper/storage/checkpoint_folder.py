@@ -13,7 +13,8 @@ import os
 import platform
 import re
 import warnings
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +23,15 @@ import numpy as np
 import torch
 
 from esper.config.checks import NonNegativeInt, PositiveInt, check
-from esper.errors import CheckpointError, OtherVersionError
-from esper.storage.files import Pieces, make_folder, parse_json, storage_errors
+from esper.errors import CheckpointError, EsperError, OtherVersionError
+from esper.storage.files import (
+    MALFORMED,
+    Pieces,
+    make_folder,
+    parse_json,
+    plain_reason,
+    storage_errors,
+)
 from esper.storage.saved_folder import MANIFEST_FILE, FolderKind, require_free
 from esper.storage.state import TENSORS_FILE, TREE_FILE, State, decode, encode
 from esper.version import __version__
@@ -223,6 +231,19 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Loaded:
             f"{folder} is not a checkpoint; their names are like {_name_of(120)}."
         )
     return _load(folder, step)
+
+
+@contextmanager
+def damage_named(path: Path) -> Generator[None]:
+    """Say that a checkpoint is damaged if what is read of it cannot be used."""
+    try:
+        yield
+    except EsperError:
+        raise
+    except MALFORMED as error:
+        is_misfit = isinstance(error, RuntimeError)  # of load_state_dict, in many lines
+        reason = "its weights do not fit" if is_misfit else plain_reason(error).rstrip(".")
+        raise CheckpointError(f"{path} is damaged: {reason}.") from error
 
 
 def step_of(name: str) -> int | None:

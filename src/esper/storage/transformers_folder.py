@@ -20,8 +20,11 @@ from esper.storage.files import parse_json, plain_reason, read_file
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+GENERATION_FILE = "generation_config.json"
 ADAPTER_FILE = "adapter_config.json"
 MAX_JSON_BYTES = 20_000_000
+MAX_LABELS = 1_000_000
+"""Labels are made one by one when a configuration is read."""
 _UNSAFE = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5", ".gguf"}
 _DTYPES = {
     "F64": "float64",
@@ -42,6 +45,8 @@ class Checkpoint:
     weights: tuple[Path, ...]
     dtype: str
     """The type of all weights, as PyTorch names it; "auto" if they differ."""
+    n_tensors: int
+    """Number of the weights' tensors."""
 
     @property
     def n_bytes(self) -> int:
@@ -65,8 +70,11 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
         )
     config = _read_json(path, CONFIG_FILE)
     architecture = _require_plain(path, config)
+    if (path / GENERATION_FILE).exists():  # Transformers reads it too
+        _read_json(path, GENERATION_FILE)
     weights = _find_weights(path, architecture)
-    return Checkpoint(path, architecture, weights, _dtype_of(weights))
+    dtype, n_tensors = _look_into(weights)
+    return Checkpoint(path, architecture, weights, dtype, n_tensors)
 
 
 def require_new(name: str | Path) -> Path:
@@ -118,6 +126,8 @@ def _require_plain(folder: Path, config: Mapping[str, Any]) -> str:
             raise SavedModelError(
                 f"{CONFIG_FILE} of {folder} names other weights ({key}); {in_python}"
             )
+        if key == "num_labels" and isinstance(value, (int, float)) and value > MAX_LABELS:
+            raise SavedModelError(f"{CONFIG_FILE} of {folder} has num_labels {value}; lower it.")
         if key == "quantization_config" and value:
             raise SavedModelError(
                 f"{folder} is quantized; expand the original model and quantize the result."
@@ -174,13 +184,18 @@ def _is_own_file(name: object) -> bool:
     return is_text and Path(cast(str, name)).name == name
 
 
-def _dtype_of(weights: Sequence[Path]) -> str:
-    """Return the type of all floating-point weights, "auto" if there are several."""
-    found: set[str] = set()
+def _look_into(weights: Sequence[Path]) -> tuple[str, int]:
+    """Return the type of all floating-point weights, "auto" if there are several, and their count.
+
+    Only headers are read.
+    """
+    found, n_tensors = set[str](), 0
     for path in weights:
         try:
             with cast(Any, safe_open(path, framework="np")) as file:
-                found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+                names = list(file.keys())
+                found |= {file.get_slice(name).get_dtype() for name in names}
+                n_tensors += len(names)
         except (OSError, SafetensorError) as error:
             raise SavedModelError(f"{path} is damaged: {message_of(error)}.") from error
     unknown = sorted(name for name in found if name.startswith(("F8", "F4", "F6", "E8")))
@@ -190,4 +205,4 @@ def _dtype_of(weights: Sequence[Path]) -> str:
             "the result."
         )
     floats = sorted(found & set(_DTYPES))
-    return _DTYPES[floats[0]] if len(floats) == 1 else "auto"
+    return (_DTYPES[floats[0]] if len(floats) == 1 else "auto"), n_tensors
