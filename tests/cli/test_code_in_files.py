@@ -1,6 +1,8 @@
 """A file that names code does not run it, unless the user allows it."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -142,3 +144,13 @@ def test_loading_the_controller_of_a_run_runs_no_code(copied_run: Path) -> None:
     with_code.save(state, step=loaded.state["progress"]["step"] + 1)
     esper.find_controller(copied_run, esper.make_env("spirals", num_envs=1, autoreset=False))
     assert not Path(MARK).exists()
+
+
+def test_the_module_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
+    for name in ("json", "sqlite3", "argparse", "torch", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "esper", "runs"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not list(tmp_path.glob("ran-*"))
