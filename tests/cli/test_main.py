@@ -224,11 +224,12 @@ class _Terminal:
         return True
 
 
-def test_a_small_address_space_is_refused_before_pytorch_aborts(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "esper", "grow", "--task", "spirals", "--out", "g"]
-    shell = f"ulimit -v 500000; exec {shlex.join(command)}"
-    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    "words", ["grow --task spirals --out g", "study s.toml", "check-task spirals", "doctor"]
+)
+def test_a_small_address_space_is_refused_before_pytorch_aborts(words: str, tmp_path: Path) -> None:
+    shell = f"ulimit -v 500000; exec {shlex.join([sys.executable, '-m', 'esper'])} "
+    done = subprocess.run(["sh", "-c", shell + words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert re.fullmatch(r"esper: error: out of memory: .*ulimit -v.* 800 MB\n", done.stderr)
-    listed = shell.replace("grow --task spirals --out g", "tasks")
-    assert subprocess.run(["sh", "-c", listed], capture_output=True).returncode == 0
+    assert subprocess.run(["sh", "-c", f"{shell} tasks"], capture_output=True).returncode == 0

@@ -52,7 +52,17 @@ COMMANDS = {
 The module is imported when the command runs; it has a function such as ``run_train``.
 """
 
-_WITH_TORCH = {"train", "resume", "evaluate", "compare", "grow", "expand", "export-controller"}
+_WITHOUT_TORCH = {
+    "runs",
+    "show",
+    "report",
+    "dashboard",
+    "export-telemetry",
+    "tasks",
+    "blueprints",
+    "explain",
+    "completion",
+}
 MIN_MEMORY = 800e6
 """Bytes of addresses without which PyTorch aborts the process while it is being loaded."""
 
@@ -167,7 +177,7 @@ def find_command(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or " See esper --help."
         raise EsperError(f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}.{hint}")
-    if name in _WITH_TORCH and (left := address_space()) < MIN_MEMORY:
+    if name not in _WITHOUT_TORCH and (left := address_space()) < MIN_MEMORY:
         raise MemoryError(
             f"the limit of the address space (ulimit -v) leaves {amount_of(left)}; PyTorch needs "
             f"{amount_of(MIN_MEMORY)}"
