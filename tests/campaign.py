@@ -97,8 +97,8 @@ ROWS: list[tuple[str, str, str]] = [
     ),
     (
         "test_ruin.py",
-        "one step a billion times too long, in each batch of an epoch: without growth, with it, and "
-        "in a race of sizes",
+        "one step a billion times too long, in each batch of an epoch: without growth, with it, "
+        "and in a race of sizes",
         f"3 x {len(RUINED_BATCHES)}",
     ),
     (
