@@ -128,9 +128,9 @@ def _import_optuna() -> Any:
 
 def _distribution(optuna: Any, path: str, range_: Any) -> Any:
     kinds = optuna.distributions
-    is_list = isinstance(range_, list)
-    if is_list and range_ and not any(isinstance(one, (list, dict)) for one in range_):
-        return kinds.CategoricalDistribution(range_)
+    choices = cast("list[object]", range_) if isinstance(range_, list) else []
+    if choices and not any(isinstance(one, (list, dict)) for one in choices):
+        return kinds.CategoricalDistribution(choices)
     given = cast("dict[str, Any]", range_) if isinstance(range_, dict) else {}
     if {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
         is_whole = isinstance(given["low"], int) and isinstance(given["high"], int)
