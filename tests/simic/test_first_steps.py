@@ -57,11 +57,6 @@ class Masked(Line):
         return np.ones(2, np.int8)
 
 
-class MaskedByInfo(Line):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
-
-
 class Dropout(nn.Module):
     output_size = 8
 
@@ -582,7 +577,7 @@ def test_features_of_the_wrong_size_are_named(network: Any, message: str) -> Non
 def test_a_prediction_without_masks_is_warned_of_once(tmp_path: Path) -> None:
     model = small(Masked).learn(8)
     model.save(tmp_path / "model")
-    untrained = (small(Masked), small(MaskedByInfo), PPO(Masked(), n_steps=8))
+    untrained = (small(Masked), PPO(Masked(), n_steps=8))
     for one in (model, PPO.load(tmp_path / "model"), *untrained):
         one.predict(np.zeros(1), masks=np.ones(2))
         with pytest.warns(EsperWarning, match="no masks"):

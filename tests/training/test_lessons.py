@@ -102,7 +102,7 @@ def test_paths_are_as_likely_as_the_policy_draws_them(
             start = torch.zeros(1, policy.state_size)
             outputs = policy.evaluate(observations, None, start, None).outputs
             by_head = policy.heads.distribution(outputs, legal).log_probs(actions, None)
-            relevant = policy.spec.relevance_of(actions)
+            relevant = policy.spec.relevant_heads(actions[:, OP])
             steps = (by_head * relevant).sum(1).detach()[: end + 1]
             found_log_prob = log_probs[end, schedule, host]
             torch.testing.assert_close(found_log_prob, steps.sum(), atol=1e-4, rtol=1e-4)

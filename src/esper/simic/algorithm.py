@@ -11,7 +11,7 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
@@ -32,7 +32,6 @@ from esper.errors import (
     CheckpointError,
     ConfigError,
     DtypeError,
-    EsperError,
     EsperWarning,
     ShapeError,
     UnsupportedEnvironmentError,
@@ -517,33 +516,19 @@ class PPO:
                 )
             return None
         reader = self._mask_reader
-        if batch is None:
-            return reader.read_each([masks])
-        try:
-            named = isinstance(masks, Mapping)
-            read = reader.read_batch(masks) if named else reader.read_each(list(masks))
-        except ShapeError as error:
-            try:
-                read = reader.read_each([masks])
-            except EsperError:
-                raise error from None
-            if batch == 1:
-                return read
-        if len(read.legal) != batch:
+        read = reader.read_each([masks]) if batch is None else reader.read_batch(masks)
+        n = batch or 1
+        if len(read.legal) != n:
             raise ShapeError(
-                f"masks holds {many(len(read.legal), 'mask')} for {many(batch, 'observation')}; "
+                f"masks holds {many(len(read.legal), 'mask')} for {many(n, 'observation')}; "
                 "give a list with one for each."
             )
         return read
 
     def _expects_masks(self) -> bool:
-        """Return whether masks go with the model; until it is trained, ask an environment."""
+        """Return whether masks go with the model, as far as is known before it is trained."""
         if self._has_masks is None and self._environments is not None:
-            if _is_made(self._env):  # somebody else may be stepping it
-                return self._environments.has_mask_method
-            another = self.make_environments(n_envs=1)
-            self._has_masks = another.reset(self.seed)[1] is not None
-            another.close()
+            return self._environments.has_mask_method
         return bool(self._has_masks)
 
     def _reject_reset_result(self, observation: Any) -> None:

@@ -6,10 +6,9 @@ heads, ``K`` choices of the widest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from esper.simic.agent.losses import (
     relevant_log_ratio,
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.policy.action_spec import all_choices
+from esper.simic.policy.action_spec import all_choices, relevance_table
 from esper.simic.policy.heads import ActionDistribution
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations, leaves_of, map_leaves
@@ -38,7 +37,7 @@ from esper.simic.policy.sequences import (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Minibatch:
     """Everything that one gradient step reads."""
 
@@ -50,12 +49,8 @@ class Minibatch:
     """``[R, state size]`` before each sequence."""
     cells: Tensor | None
     """``[N]`` the cells of the grid that are steps; None for all."""
-    legal: Tensor | None
-    """``[N, D, K]`` bool, the choices that were legal; None if all were."""
     actions: Tensor
     """``[N, D]``."""
-    numbers: Tensor | None
-    """``[N, C]`` drawn by continuous heads."""
     old_log_probs: Tensor
     """``[N, H]``."""
     old_values: Tensor
@@ -70,6 +65,10 @@ class Minibatch:
     """``[N, H]`` 1 where the step is free and some legal op reads the head."""
     n_free: Tensor
     """Number of free steps, which have more than one legal action; at least 1."""
+    legal: Tensor | None = None
+    """``[N, D, K]`` bool, the choices that were legal; None if all were."""
+    numbers: Tensor | None = None
+    """``[N, C]`` drawn by continuous heads."""
 
     def evaluate(self, policy: Policy) -> EvaluatedMinibatch:
         """Return the minibatch with what a policy says about its steps."""
@@ -87,7 +86,7 @@ class Minibatch:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class EvaluatedMinibatch(Minibatch):
     """What a loss is computed from. Gradients flow through what is declared here."""
 
@@ -135,7 +134,7 @@ class PreparedRollout:
         normalizer: ReturnNormalizer,
         config: PPOConfig,
     ) -> None:
-        self._buffer, self._policy = buffer, policy
+        self._buffer, self._observations = buffer, buffer.flat("observations")
         self._starts_episode = buffer.episode_starts()
         self._has_memory = policy.state_size > 0
         length = config.sequence_length if self._has_memory else 1
@@ -152,7 +151,7 @@ class PreparedRollout:
             n_steps, len(self._sequences) if self._has_memory else n_steps
         )
         take = everything.take
-        self._is_everything_legal = self._check(everything)
+        is_everything_legal = self._check(everything)
         values, returns = buffer.flat("values"), buffer.flat("returns")
         self.explained_variance = explained_variance(take(values), take(returns))
         if config.normalize_returns and policy.is_value_trained:
@@ -167,8 +166,13 @@ class PreparedRollout:
             "old_values": normalizer.normalize(values),
             "returns": normalizer.normalize(returns),
             "advantages": advantages,
+            "state": buffer.flat("hidden_states"),
             **self._weigh_heads(),
         }
+        if not is_everything_legal:
+            self._steps["legal"] = buffer.flat("masks")
+        if buffer.spec.dims:
+            self._steps["numbers"] = buffer.flat("numbers")
         self._whole = None
         if self._n_minibatches == 1:
             is_packed = self._sequences.is_fresh is not None
@@ -178,23 +182,34 @@ class PreparedRollout:
         """Yield the minibatches of one epoch, each with whether it is the last."""
         if self._whole is not None:
             yield self._whole, True
-        elif self._has_memory:
+            return
+        if self._has_memory:
             order = torch.randperm(len(self._sequences), generator=shuffler).numpy()
-            parts = self._split(order)
-            for number, rows in enumerate(parts, start=1):
-                grid = self._lay_out(self._sequences.take(rows))
-                yield self._build(grid), number == len(parts)
+            grids = [self._lay_out(self._sequences.take(rows)) for rows in self._split(order)]
+            parts: Iterable[Minibatch] = map(self._build, grids)
+            n_parts = len(grids)
         else:
-            yield from self._shuffled_steps(shuffler)
+            parts, n_parts = self._shuffle_steps(shuffler), self._n_minibatches
+        for number, part in enumerate(parts, start=1):
+            yield part, number == n_parts
 
-    def _shuffled_steps(self, shuffler: torch.Generator) -> Iterator[tuple[Minibatch, bool]]:
+    def _shuffle_steps(self, shuffler: torch.Generator) -> Iterator[Minibatch]:
         """Yield minibatches of a policy without memory: any steps, shuffled all at once."""
         steps = self._everything.steps
         order = steps[torch.randperm(len(steps), generator=shuffler).to(steps.device)]
         sizes = [len(part) for part in np.array_split(np.arange(len(steps)), self._n_minibatches)]
-        parts = _cut(self._build(_grid_of_steps(order)), sizes)
-        for number, part in enumerate(parts, start=1):
-            yield part, number == self._n_minibatches
+        # One call for all parts of a tensor: taking slices one by one would take a tenth of an
+        # update.
+        parts = [
+            torch.split(stored.index_select(0, order), sizes)
+            for stored in (*self._steps.values(), *leaves_of(self._observations).values())
+        ]
+        n_fields = len(self._steps)
+        for part in zip(*parts, strict=True):
+            leaves = dict(zip(leaves_of(self._observations), part[n_fields:], strict=True))
+            yield _minibatch(
+                dict(zip(self._steps, part[:n_fields], strict=True)), leaves.get("", leaves)
+            )
 
     def _split(self, order: Indices) -> list[Indices]:
         """Split sequences, in an order, into minibatches of about as many steps."""
@@ -222,7 +237,7 @@ class PreparedRollout:
         is_legal = exists
         if buffer.spec.sizes:
             is_legal = exists & legal.gather(-1, (actions * exists).unsqueeze(-1)).squeeze(-1)
-        leaves = leaves_of(buffer.flat("observations")).values()
+        leaves = leaves_of(self._observations).values()
         # Bytes and categories are always finite.
         sums = [take(leaf).sum() for leaf in leaves if leaf.is_floating_point()]
         is_finite = torch.isfinite(torch.stack(sums)).all() if sums else exists.new_ones(())
@@ -246,7 +261,12 @@ class PreparedRollout:
         """Return which heads mattered and could have, ``[T * E, H]``, and which steps are free."""
         buffer, spec = self._buffer, self._buffer.spec
         legal, actions = buffer.flat("masks"), buffer.flat("actions")
-        relevant, available = spec.relevance_of(actions), spec.availability_of(legal)
+        table = relevance_table(spec, buffer.device)
+        if spec.op_head is None:  # then every head always matters
+            relevant = available = table.expand(len(actions), -1)
+        else:
+            relevant = table[actions[:, spec.op_index]]
+            available = spec.available_heads(legal[:, spec.op_index, : len(table)])
         # A continuous head always has more than one value to choose from.
         has_choice = torch.ones_like(relevant)
         has_choice[:, : spec.n_discrete] = legal.sum(dim=-1) > 1
@@ -258,78 +278,26 @@ class PreparedRollout:
         }
 
     def _build(self, grid: SequenceGrid) -> Minibatch:
-        buffer, take = self._buffer, grid.take
-        taken = {name: take(stored) for name, stored in self._steps.items()}
-        has_memory = self._has_memory
+        fields = {name: grid.take(stored) for name, stored in self._steps.items()}
+        if not self._has_memory:
+            return _minibatch(fields, map_leaves(grid.take, self._observations))
 
         def observe(stored: Tensor) -> Tensor:
-            if not has_memory:
-                return take(stored)
             if not grid.is_storage_order:
                 stored = stored.index_select(0, grid.source)
             return stored.view(*grid.shape, *stored.shape[1:])
 
-        return Minibatch(
-            inputs=map_leaves(observe, buffer.flat("observations")),
-            resets=grid.resets if has_memory else None,
-            state=buffer.flat("hidden_states").index_select(
-                0, grid.starts if has_memory else grid.steps
-            ),
-            cells=grid.cells if has_memory else None,
-            legal=None if self._is_everything_legal else take(buffer.flat("masks")),
-            numbers=take(buffer.flat("numbers")) if buffer.spec.dims else None,
-            n_free=taken.pop("is_free").sum().clamp(min=1.0),
-            **taken,
-        )
+        fields["state"] = self._steps["state"].index_select(0, grid.starts)
+        inputs = map_leaves(observe, self._observations)
+        return _minibatch(fields, inputs, resets=grid.resets, cells=grid.cells)
 
 
-def _grid_of_steps(steps: Tensor) -> SequenceGrid:
-    """Return steps of a policy without memory, in any order, as sequences of one step."""
-    return SequenceGrid(
-        shape=(1, len(steps)),
-        source=steps,
-        resets=None,
-        cells=None,
-        steps=steps,
-        starts=steps,
-        is_storage_order=False,
-    )
-
-
-def _cut(batch: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
-    """Cut a minibatch of a policy without memory into several."""
-    # One call for all parts of a tensor: taking slices one by one would take a tenth of an update.
-    leaves = {name: torch.split(leaf, sizes) for name, leaf in leaves_of(batch.inputs).items()}
-    split = {
-        name: torch.split(tensor, sizes)
-        for name in _SPLIT
-        if (tensor := getattr(batch, name)) is not None
-    }
-    free = torch.split(batch.relevant.amax(dim=1), sizes)
-    n_free = torch.stack([part.sum() for part in free]).clamp(min=1.0).unbind()
-    for i in range(len(sizes)):
-        part = {name: leaf[i] for name, leaf in leaves.items()}
-        tensors: dict[str, Any] = dict.fromkeys(_SPLIT)
-        tensors |= {name: parts[i] for name, parts in split.items()}
-        yield Minibatch(
-            inputs=part[""] if isinstance(batch.inputs, Tensor) else part,
-            resets=None,
-            cells=None,
-            n_free=n_free[i],
-            **tensors,
-        )
-
-
-_SPLIT = (
-    "state",
-    "legal",
-    "actions",
-    "numbers",
-    "old_log_probs",
-    "old_values",
-    "returns",
-    "advantages",
-    "relevant",
-    "available",
-)
-"""The tensors of a minibatch that have an entry for each step."""
+def _minibatch(
+    fields: dict[str, Tensor],
+    inputs: Observations,
+    resets: Tensor | None = None,
+    cells: Tensor | None = None,
+) -> Minibatch:
+    """Return a minibatch of what is stored of its steps, by name."""
+    n_free = fields.pop("is_free").sum().clamp(min=1.0)
+    return Minibatch(inputs=inputs, resets=resets, cells=cells, n_free=n_free, **fields)

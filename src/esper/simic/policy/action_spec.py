@@ -149,18 +149,6 @@ class ActionSpec:
             raise UnknownHeadError(f"there is no head {head!r}; the heads are {allowed}.{hint}")
         return self.names.index(head)
 
-    def relevance_of(self, actions: Tensor) -> Tensor:
-        """Return which heads matter for discrete choices ``[N, D]``: ``[N, H]`` bool."""
-        if self.op_head is None:
-            return torch.ones(len(actions), self.n_heads, dtype=torch.bool, device=actions.device)
-        return relevance_table(self, actions.device)[actions[:, self.op_index]]
-
-    def availability_of(self, legal: Tensor) -> Tensor:
-        """Return which heads could have mattered for masks ``[N, D, K]``: ``[N, H]`` bool."""
-        if self.op_head is None:
-            return torch.ones(len(legal), self.n_heads, dtype=torch.bool, device=legal.device)
-        return self.available_heads(legal[:, self.op_index, : len(self.relevance)])
-
     def relevant_heads(self, ops: Tensor) -> Tensor:
         """Return which heads the taken ops read: ``[...]`` integer ops to ``[..., H]`` bool."""
         check_tensor("ops", ops, dtype=INTEGERS)

@@ -130,7 +130,7 @@ class MaskReader:
                 "every environment needs one at every reset and step."
             )
         if missing:
-            return self._from_flat(np.zeros((len(masks), 0), np.bool_))
+            return self._join({}, len(masks))
         if isinstance(first, Mapping):
             names = set(cast("Mapping[str, Any]", first))
             for env, mask in enumerate(masks):
@@ -163,9 +163,7 @@ class MaskReader:
         except TypeError:
             pass
         split = [self._split(env, mask) for env, mask in enumerate(masks)]
-        heads = [self._stack(head, [mask[head] for mask in split]) for head in range(n_heads)]
-        flat = np.concatenate(heads, axis=1) if heads else np.zeros((n_envs, 0), np.bool_)
-        return self._from_flat(flat)
+        return self._join({head: [mask[head] for mask in split] for head in range(n_heads)}, n_envs)
 
     def _split(self, env: int, mask: Any) -> list[Any]:
         """Return the mask of each discrete head of one environment; None where it is free."""
@@ -224,33 +222,27 @@ class MaskReader:
                     f"environment {int(np.argmin(is_given))} gave no action mask for {name!r}, but "
                     "others did; all need the same names."
                 )
-        n_envs = len(next(iter(given.values())))
-        heads: dict[str, NDArray[np.bool_]] = {}
+        heads: dict[int, list[Any]] = {}
         for name, values in given.items():
             if CONDITION_SIGN not in name:
                 heads |= self._read_name(name, values)
-        discrete = self.spec.names[: self.spec.n_discrete]
-        stacked = [
-            heads.get(name, np.ones((n_envs, size), np.bool_))
-            for name, size in zip(discrete, self.spec.sizes, strict=True)
-        ]
-        flat = np.concatenate(stacked, axis=1) if stacked else np.zeros((n_envs, 0), np.bool_)
         conditions = [
             self._condition(name, values)
             for name, values in given.items()
             if CONDITION_SIGN in name
         ]
-        return replace(self._from_flat(flat), conditions=self._in_order(conditions))
+        joined = self._join(heads, len(next(iter(given.values()))))
+        return replace(joined, conditions=self._in_order(conditions))
 
-    def _read_name(self, name: str, masks: list[Any]) -> dict[str, NDArray[np.bool_]]:
-        """Return the masks ``[E, size]`` of the heads that a name stands for."""
+    def _read_name(self, name: str, masks: list[Any]) -> dict[int, list[Any]]:
+        """Return the masks of the heads that a name stands for, by their columns."""
         part = self._in_dict.get(name)
-        if part is None or isinstance(part.space, spaces.Discrete):
+        if part is None:
             column = self.spec.index(name)
-            if column < self.spec.n_discrete:
-                return {name: self._stack(column, masks)}
-        columns = part.columns if part is not None else []
-        split = [part.split(mask) if part is not None else [mask] for mask in masks]
+            columns = [column] if column < self.spec.n_discrete else []
+        else:
+            columns = part.columns
+        split = [[mask] if part is None else part.split(mask) for mask in masks]
         for env, (mask, heads) in enumerate(zip(masks, split, strict=True)):
             if mask is not None and not columns:
                 raise ShapeError(
@@ -262,10 +254,15 @@ class MaskReader:
                     f"the action mask of environment {env} has {len(heads)} masks for {name!r}; "
                     f"{len(columns)} are needed."
                 )
-        return {
-            self.spec.names[column]: self._stack(column, [heads[i] for heads in split])
-            for i, column in enumerate(columns)
-        }
+        return {column: [heads[i] for heads in split] for i, column in enumerate(columns)}
+
+    def _join(self, heads: Mapping[int, Sequence[Any]], n_envs: int) -> ChoiceMasks:
+        """Return masks of some heads, by their columns; all choices of others are legal."""
+        stacked = [
+            self._stack(head, heads[head]) if head in heads else np.ones((n_envs, size), np.bool_)
+            for head, size in enumerate(self._sizes)
+        ]
+        return self._from_flat(np.concatenate([np.zeros((n_envs, 0), np.bool_), *stacked], axis=1))
 
     def _in_order(self, conditions: list[Condition]) -> tuple[Condition, ...]:
         """Return conditions so that a head is restricted before it restricts another."""

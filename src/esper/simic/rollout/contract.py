@@ -27,22 +27,15 @@ from gymnasium.utils.passive_env_checker import (
     env_step_passive_checker,
 )
 
-from esper.errors import EsperError, shown
+from esper.errors import EsperError, EsperWarning, shown
 from esper.formatting import html_table, many
 from esper.simic.policy.action_spec import ActionSpec, action_parts, is_box
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.mask_reader import MaskReader, as_choice_masks
+from esper.simic.policy.mask_reader import as_choice_masks
 from esper.simic.policy.masks import ChoiceMasks
 from esper.simic.policy.observations import ObservationSpec, leaves_of
-from esper.simic.rollout.actions import ActionCodec
-from esper.simic.rollout.mask_sources import (
-    MASK_KEYS,
-    OBSERVED_MASK,
-    Env,
-    MaskSource,
-    mask_method,
-    reject_unread_masks,
-)
+from esper.simic.rollout.environments import LocalEnvironments
+from esper.simic.rollout.mask_sources import Env
 
 Level = Literal["ok", "note", "problem"]
 
@@ -138,8 +131,18 @@ class RandomGame:
         """How observations differ from the space, in Gymnasium's words."""
         self._seen = ObservationSpec.from_space(env.observation_space)
         self._info: dict[str, Any] = {}
-        self._draw = _ActionDrawer(env.action_space, spec, seed)
-        self._masks = _MaskWatch(env, spec, report)
+        self._heads, self._generator = ActionHeads(spec), torch.Generator().manual_seed(seed)
+        parts = [cast(Any, part) for _, part in action_parts(env.action_space)]
+        self._boxes: list[spaces.Box[Any]] = [one for one in parts if isinstance(one, spaces.Box)]
+        for number, box in enumerate(self._boxes):
+            box.seed(seed + number)
+        self._n_forbidden = 0
+        self._local: LocalEnvironments | None = None
+        """Reads masks as PPO does; None if it cannot."""
+        try:
+            self._local = LocalEnvironments([env], spec)
+        except EsperError as error:
+            report.problem("masks", str(error))
 
     @property
     def where(self) -> str:
@@ -164,8 +167,7 @@ class RandomGame:
 
     def step(self) -> bool:
         """Take a random legal action; return whether the game can go on."""
-        choices = self._masks.read(self._info, self.where)
-        action = None if self._masks.is_broken else self._choose(choices)
+        action = self._choose()
         if action is None:
             return False
         started = time.perf_counter()
@@ -198,7 +200,7 @@ class RandomGame:
             self.report.note("observations", f"{self._converted}. Each is converted.")
         else:
             self.report.ok("observations", f"in the observation space during {steps}")
-        self._masks.summarize(steps)
+        self._summarize_masks(steps)
         self.report.ok("legal actions", f"accepted during {steps}")
         rewards = [outcome.reward for outcome in self.outcomes]
         self.report.ok("ends", "terminated and truncated are booleans")
@@ -211,12 +213,69 @@ class RandomGame:
             else:
                 self.report.ok("rewards", f"finite numbers from {low:.4g} to {high:.4g}")
 
-    def _choose(self, choices: ChoiceMasks | None) -> Any:
+    def _choose(self) -> Any:
+        """Draw uniformly among the legal actions; None if it is not known which are."""
+        if self._local is None:
+            return None
         try:
-            return self._draw(choices)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", EsperWarning)
+                masks = self._local.read_masks(self._info)
+            choices = as_choice_masks(self.spec, masks, 1, torch.device("cpu"))
+            wrong = None if masks is None else self._find_wrong(choices)
+            if wrong is not None:
+                self.report.problem("masks", f"{wrong} {self.where}.")
+                return None
+            outputs = torch.zeros(1, self._heads.n_outputs)
+            with torch.no_grad():
+                actions = self._heads.draw(outputs, choices, self._generator)[0]
         except EsperError as error:
             self.report.problem("masks", f"{self.where}: {error}")
             return None
+        except Exception as error:
+            self.report.problem(
+                "masks", f"reading them raised {describe_error(error)} {self.where}"
+            )
+            return None
+        for one in caught:
+            self.report.note("masks", str(one.message))
+        numbers = None
+        if self._boxes:
+            drawn = [np.asarray(box.sample(), np.float32).ravel() for box in self._boxes]
+            numbers = np.concatenate(drawn)[None]
+        return self._local.codec.each(actions.numpy(), numbers)[0]
+
+    def _find_wrong(self, choices: ChoiceMasks) -> str | None:
+        """Return what is wrong with masks that can be read, in words."""
+        assert self._local is not None, "it has read them"
+        self._n_forbidden += (
+            sum(self.spec.sizes)
+            - int(choices.legal.sum())
+            + sum(int((~condition.table).sum()) for condition in choices.conditions)
+        )
+        kind = self._local.mask_source.kind
+        has_both = kind not in (None, "method") and self._local.has_mask_method
+        if has_both and not torch.equal(self._local.ask_for_masks().legal, choices.legal):
+            return f"info[{kind!r}] differs from action_masks()"
+        dead = _dead_end(self.spec, choices)
+        return None if dead is None else f"they leave {dead}"
+
+    def _summarize_masks(self, steps: str) -> None:
+        """Report that masks are right, or that there are none."""
+        assert self._local is not None, "it has played"
+        kind = self._local.mask_source.kind
+        if kind is None:
+            if self.spec.sizes and not any(found.check == "masks" for found in self.report):
+                self.report.ok("masks", "none; every action is legal")
+            return
+        sources = [f"info[{kind!r}]"] * (kind != "method")
+        sources += ["action_masks()"] * self._local.has_mask_method
+        text = f"{' and '.join(sources)} at every reset and step"
+        if self._n_forbidden:
+            self.report.ok("masks", text)
+        else:
+            never = f"{text}, but nothing was ever illegal during {steps}."
+            self.report.note("masks", never)
 
     def _take(self, action: Any, result: tuple[Any, ...]) -> bool:
         """Check and record a step; reset if it ended the episode."""
@@ -287,142 +346,25 @@ class RandomGame:
         self._given = observation
 
 
-class _ActionDrawer:
-    """Draws uniformly among the legal actions."""
-
-    def __init__(self, space: spaces.Space[Any], spec: ActionSpec, seed: int) -> None:
-        self._spec, self._heads = spec, ActionHeads(spec)
-        self._codec = ActionCodec(space, spec)
-        self._generator = torch.Generator().manual_seed(seed)
-        parts = [cast(Any, part) for _, part in action_parts(space)]
-        self._boxes: list[spaces.Box[Any]] = [one for one in parts if isinstance(one, spaces.Box)]
-        for number, box in enumerate(self._boxes):
-            box.seed(seed + number)
-
-    def __call__(self, choices: ChoiceMasks | None) -> Any:
-        legal = as_choice_masks(self._spec, choices, 1, torch.device("cpu"))
-        with torch.no_grad():
-            outputs = torch.zeros(1, self._heads.n_outputs)
-            actions = self._heads.draw(outputs, legal, self._generator)[0]
-        numbers = None
-        if self._boxes:
-            drawn = [np.asarray(box.sample(), np.float32).ravel() for box in self._boxes]
-            numbers = np.concatenate(drawn)[None]
-        return self._codec.each(actions.numpy(), numbers)[0]
-
-
-# -- masks ----------------------------------------------------------------------------------------
-
-
-class _MaskWatch:
-    """Reads what an environment says is legal, and reports what is wrong with it."""
-
-    def __init__(self, env: Env, spec: ActionSpec, report: Findings) -> None:
-        self.spec, self.report, self._env = spec, report, env
-        self._source = MaskSource(MaskReader(spec, torch.device("cpu"), env.action_space))
-        self._method: Callable[[], Any] | None = None
-        self._n_forbidden = 0
-        try:
-            self._method = mask_method(env)
-        except EsperError as error:
-            self._reject(str(error))
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the legal actions are unknown."""
-        return self.report.has_problem("masks")
-
-    def read(self, info: dict[str, Any], where: str) -> ChoiceMasks | None:
-        """Return the legal choices; None if all are, or if it cannot be known."""
-        source, found = self._source, list[ChoiceMasks]()
-        offered = next((key for key in MASK_KEYS if key in info), None)
-        try:
-            source.find(offered, by_method=self._method is not None)
-            if source.kind is None:
-                self._find_unread()
-                return None
-            if source.kind != "method":
-                source.require([source.kind in info])
-                found += self._parse(f"info[{source.kind!r}]", info[source.kind], where)
-        except EsperError as error:
-            self._reject(str(error))
-        if self._method is not None and not self.is_broken:
-            try:
-                found += self._parse("action_masks()", self._method(), where)
-            except Exception as error:
-                self._reject(f"action_masks() raised {describe_error(error)} {where}")
-        if len(found) == 2 and not torch.equal(found[0].legal, found[1].legal):
-            self._reject(f"info[{source.kind!r}] differs from action_masks() {where}.")
-        return None if self.is_broken else found[0]
-
-    def summarize(self, steps: str) -> None:
-        """Report that masks are right or missing."""
-        kind = self._source.kind
-        if kind is None:
-            if self.spec.sizes and not any(found.check == "masks" for found in self.report):
-                self.report.ok("masks", "none; every action is legal")
-            return
-        sources = [f"info[{kind!r}]"] * (kind != "method")
-        sources += ["action_masks()"] * (self._method is not None)
-        text = f"{' and '.join(sources)} at every reset and step"
-        if self._n_forbidden:
-            self.report.ok("masks", text)
-        else:
-            never = f"{text}, but nothing was ever illegal during {steps}."
-            self.report.note("masks", never)
-
-    def _find_unread(self) -> None:
-        """Report masks that PPO would not read."""
-        if self._source.steps > 0:
-            return
-        reject_unread_masks(self._env.has_wrapper_attr("action_mask"))
-        space = self._env.observation_space
-        if isinstance(space, spaces.Dict) and set(cast(Any, space)) & set(MASK_KEYS):
-            self.report.note("masks", OBSERVED_MASK)
-
-    def _parse(self, source: str, mask: Any, where: str) -> list[ChoiceMasks]:
-        """Return the masks in a list, or nothing if they are wrong."""
-        try:
-            choices = self._source.reader.read_each([mask])
-            as_choice_masks(self.spec, choices, 1, torch.device("cpu"))
-        except EsperError as error:
-            self._reject(f"{source} {where}: {error}")
-            return []
-        except Exception as error:
-            self._reject(f"{source} cannot be read {where}: {describe_error(error)}")
-            return []
-        self._n_forbidden += (
-            sum(self.spec.sizes)
-            - int(choices.legal.sum())
-            + sum(int((~condition.table).sum()) for condition in choices.conditions)
-        )
-        dead = self._dead_end(choices)
-        if dead is not None:
-            self._reject(f"{source} leaves {dead} {where}.")
-        return [] if dead is not None else [choices]
-
-    def _dead_end(self, choices: ChoiceMasks) -> str | None:
-        """Return what has no legal choice, in words."""
-        spec, legal = self.spec, choices.legal[0]
-        for head, name in enumerate(spec.names[: spec.n_discrete]):
-            if not legal[head].any():
-                return f"head {name!r} without a legal choice"
-        for condition in choices.conditions:
-            # Given another head than the op, it only binds where the op reads the child.
-            if not (spec.is_independent or condition.parent == spec.op_index):
-                continue
-            child, parent = spec.names[condition.child], spec.names[condition.parent]
-            table = condition.table if condition.table.ndim == 2 else condition.table[0]
-            left = (table & legal[condition.child, : table.shape[1]]).any(1)
-            for choice in torch.nonzero(legal[condition.parent, : len(table)] & ~left).flatten():
-                return (
-                    f"head {child!r} without a legal choice when {parent!r} is {int(choice)}, "
-                    "which is legal"
-                )
-        return None
-
-    def _reject(self, message: str) -> None:
-        self.report.problem("masks", message)
+def _dead_end(spec: ActionSpec, choices: ChoiceMasks) -> str | None:
+    """Return what has no legal choice, in words."""
+    legal = choices.legal[0]
+    for head, name in enumerate(spec.names[: spec.n_discrete]):
+        if not legal[head].any():
+            return f"head {name!r} without a legal choice"
+    for condition in choices.conditions:
+        # Given another head than the op, it only binds where the op reads the child.
+        if not (spec.is_independent or condition.parent == spec.op_index):
+            continue
+        child, parent = spec.names[condition.child], spec.names[condition.parent]
+        table = condition.table if condition.table.ndim == 2 else condition.table[0]
+        left = (table & legal[condition.child, : table.shape[1]]).any(1)
+        for choice in torch.nonzero(legal[condition.parent, : len(table)] & ~left).flatten():
+            return (
+                f"head {child!r} without a legal choice when {parent!r} is {int(choice)}, "
+                "which is legal"
+            )
+    return None
 
 
 # -- values in words ------------------------------------------------------------------------------

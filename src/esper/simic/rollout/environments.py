@@ -69,7 +69,8 @@ class Environments(ABC):
 
     observation_spec: ObservationSpec
     codec: ActionCodec
-    _masks: MaskSource
+    mask_source: MaskSource
+    """Where they say what is legal."""
     has_mask_method: bool
     """Whether the environments have a method that tells what is legal."""
 
@@ -104,18 +105,18 @@ class Environments(ABC):
     def _has_unread_masks(self) -> bool: ...
 
     @abstractmethod
-    def _ask_for_masks(self) -> ChoiceMasks:
+    def ask_for_masks(self) -> ChoiceMasks:
         """Ask the environments by their method what is legal."""
 
     @abstractmethod
     def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks: ...
 
-    def _read_masks(self, *infos: dict[str, Any]) -> Any:
+    def read_masks(self, *infos: dict[str, Any]) -> Any:
         """Return what is legal after a reset or step; None for everything."""
         masks = self._growth_masks()
         if masks is not None:
             return masks
-        source = self._masks
+        source = self.mask_source
         offered = next((key for key in MASK_KEYS for info in infos if key in info), None)
         source.find(offered, by_method=self.has_mask_method)
         if source.kind is None:
@@ -125,7 +126,7 @@ class Environments(ABC):
             return None
         if source.kind != "method":
             return self._read_info(source.kind, infos)
-        return self._ask_for_masks()
+        return self.ask_for_masks()
 
 
 class LocalEnvironments(Environments):
@@ -152,19 +153,19 @@ class LocalEnvironments(Environments):
         self.observation_spec = ObservationSpec.from_space(first.observation_space)
         self.codec = ActionCodec(first.action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), first.action_space)
-        self._masks = MaskSource(reader)
+        self.mask_source = MaskSource(reader)
         self._bases: list[Any] = [env.unwrapped for env in self.envs]
         self._mask_methods = [mask_method(env) for env in self.envs]
         self.has_mask_method = all_or_none([one is not None for one in self._mask_methods])
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
         """Start new episodes; environment i gets ``seed + i``."""
-        self._masks.steps = -1
+        self.mask_source.steps = -1
         results = [
             self._reset_one(i, None if seed is None else seed + i) for i in range(self.n_envs)
         ]
         infos = [info for _, info in results]
-        return self._read_observations([o for o, _ in results]), self._read_masks(*infos)
+        return self._read_observations([o for o, _ in results]), self.read_masks(*infos)
 
     def step(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> EnvStep:
         """Step each environment, and reset those whose episode ended."""
@@ -202,14 +203,14 @@ class LocalEnvironments(Environments):
             terminated=ends[0],
             truncated=ends[1],
             final=None if final is None else self._read_observations(final),
-            masks=self._read_masks(*infos),
+            masks=self.read_masks(*infos),
             info=infos,
         )
 
     def save_state(self) -> Any:
         """Return the state of each environment and its wrappers."""
         envs = [save_env_state(env) for env in self.envs]
-        return {"envs": envs, "masks": [self._masks.kind, self._masks.steps]}
+        return {"envs": envs, "masks": [self.mask_source.kind, self.mask_source.steps]}
 
     def load_state(self, state: Any) -> None:
         """Restore what :meth:`save_state` returned."""
@@ -222,7 +223,7 @@ class LocalEnvironments(Environments):
             raise UnsupportedEnvironmentError(
                 "the saved environments had a method action_masks(); these have none."
             )
-        self._masks.kind, self._masks.steps = state["masks"]
+        self.mask_source.kind, self.mask_source.steps = state["masks"]
         for env, saved in zip(self.envs, state["envs"], strict=True):
             load_env_state(env, saved)
 
@@ -274,7 +275,11 @@ class LocalEnvironments(Environments):
     @property
     def _now(self) -> str:
         """The reset or step that is being taken, in words."""
-        return "the first reset" if self._masks.steps < 0 else f"step {self._masks.steps + 1}"
+        return (
+            "the first reset"
+            if self.mask_source.steps < 0
+            else f"step {self.mask_source.steps + 1}"
+        )
 
     def close(self) -> None:
         """Close the environments."""
@@ -286,15 +291,17 @@ class LocalEnvironments(Environments):
             return None
         return join_masks([cast(PolicyMasks, base.masks).for_policy() for base in self._bases])
 
-    def _ask_for_masks(self) -> ChoiceMasks:
+    def ask_for_masks(self) -> ChoiceMasks:
+        """Ask each environment what is legal."""
         asked = cast("list[Callable[[], Any]]", self._mask_methods)
-        return self._masks.read(self._masks.reader.read_each, [one() for one in asked])
+        source = self.mask_source
+        return source.read(source.reader.read_each, [one() for one in asked])
 
     def _has_unread_masks(self) -> bool:
         return self.envs[0].has_wrapper_attr("action_mask")
 
     def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks:
-        source = self._masks
+        source = self.mask_source
         source.require([key in info for info in infos])
         return source.read(source.reader.read_each, [info[key] for info in infos])
 
@@ -316,7 +323,7 @@ class VectorEnvironments(Environments):
         self.observation_spec = ObservationSpec.from_space(single.single_observation_space)
         self.codec = ActionCodec(single.single_action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), single.single_action_space)
-        self._masks = MaskSource(reader)
+        self.mask_source = MaskSource(reader)
         self._mode = _autoreset_mode(envs)
         self._mask_layer, self._asks_members = find_vector_method(envs)
         self.has_mask_method = self._mask_layer is not None
@@ -324,10 +331,10 @@ class VectorEnvironments(Environments):
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
         """Start new episodes."""
-        self._masks.steps = -1
+        self.mask_source.steps = -1
         self._was_done = np.zeros(self.n_envs, np.bool_)
         observations, info = self.envs.reset(seed=seed)
-        return self.observation_spec.read(observations), self._read_masks(info)
+        return self.observation_spec.read(observations), self.read_masks(info)
 
     def step(self, actions: NDArray[np.int64], numbers: NDArray[np.float32] | None) -> EnvStep:
         """Step all environments."""
@@ -350,7 +357,7 @@ class VectorEnvironments(Environments):
             terminated=np.asarray(terminated, np.bool_),
             truncated=is_cut,
             final=final,
-            masks=self._read_masks(info),
+            masks=self.read_masks(info),
             info=info,
             skipped=skipped,
         )
@@ -366,13 +373,13 @@ class VectorEnvironments(Environments):
             )
         return {
             "envs": own() if own is not None else [save_env_state(env) for env in members or ()],
-            "masks": [self._masks.kind, self._masks.steps],
+            "masks": [self.mask_source.kind, self.mask_source.steps],
             "was_done": self._was_done.tolist(),
         }
 
     def load_state(self, state: Any) -> None:
         """Restore what :meth:`save_state` returned."""
-        self._masks.kind, self._masks.steps = state["masks"]
+        self.mask_source.kind, self.mask_source.steps = state["masks"]
         self._was_done = np.array(state["was_done"], np.bool_)
         load = getattr(self.envs.unwrapped, "load_state_dict", None)
         if load is not None:
@@ -396,8 +403,9 @@ class VectorEnvironments(Environments):
         masks = getattr(self.envs.unwrapped, "masks", None)
         return masks if hasattr(masks, "for_policy") else None
 
-    def _ask_for_masks(self) -> ChoiceMasks:
-        source, layer = self._masks, self._mask_layer
+    def ask_for_masks(self) -> ChoiceMasks:
+        """Ask the environment, or its members, what is legal."""
+        source, layer = self.mask_source, self._mask_layer
         if self._asks_members:
             return source.read(source.reader.read_each, layer.call("action_masks"))
         return source.read(source.reader.read_batch, layer.action_masks())
@@ -407,7 +415,7 @@ class VectorEnvironments(Environments):
         return call is not None and any(call("has_wrapper_attr", "action_mask"))
 
     def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks:
-        source, (info,) = self._masks, infos
+        source, (info,) = self.mask_source, infos
         # Gymnasium fills in what an environment did not give, and says so beside it.
         source.require(info.get(f"_{key}", [key in info] * self.n_envs))
         return source.read(source.reader.read_batch, info[key])
