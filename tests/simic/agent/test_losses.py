@@ -20,7 +20,8 @@ from esper.simic.agent.losses import (
     relevant_log_ratio,
     value_loss,
 )
-from esper.simic.agent.update_report import EpochMeter, UpdateReport
+from esper.simic.agent.ppo import read_kl
+from esper.simic.agent.update_report import UpdateReport, report_update
 from esper.simic.policy.action_spec import ActionSpec
 
 N, H = 7, 3
@@ -37,10 +38,9 @@ def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> Up
         available=ones,
         n_free=torch.tensor(float(N)).double(),
     )
-    meter = EpochMeter()
-    meter.add(batch, zero, {})
-    report = meter.report(SPEC, clip_range, zero, [], epochs_run=1, stopped_early=False)
-    assert meter.read_kl() == pytest.approx(report.approx_kl)
+    epoch = [(batch, {"loss": zero})]
+    report = report_update(epoch, SPEC, clip_range, zero, [], epochs_run=1, stopped_early=False)
+    assert read_kl(epoch) == pytest.approx(report.approx_kl)
     return report
 
 

@@ -7,6 +7,7 @@ choices of the widest.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,18 +18,26 @@ from torch import Tensor
 
 from esper.config import PPOConfig
 from esper.config.checks import Seed, check
-from esper.errors import ActionSpecError, ConfigError, ShapeError, shown, type_of
+from esper.errors import (
+    ActionSpecError,
+    ConfigError,
+    NonFiniteError,
+    ShapeError,
+    shown,
+    type_of,
+)
 from esper.simic import tensors
 from esper.simic.agent.losses import (
     clipped_surrogate,
     entropy_bonus,
     joint_clipped_surrogate,
+    kl_estimates,
     value_loss,
 )
 from esper.simic.agent.minibatches import EvaluatedMinibatch, PreparedRollout
 from esper.simic.agent.optimizers import MakeOptimizer, make_optimizer, set_learning_rate
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.update_report import EpochMeter, UpdateReport
+from esper.simic.agent.update_report import Epoch, UpdateReport, report_update
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.normalizers import ReturnNormalizer
 from esper.simic.policy.observations import Observations
@@ -188,35 +197,38 @@ class PPOAgent:
         """
         self._require_own(buffer)
         config, norms = self.config, list[Tensor]()
-        epoch, is_too_far, meter = 0, False, EpochMeter()
+        n_epochs, is_too_far, epoch = 0, False, Epoch()
         with self._undo_on_error():
             buffer.compute_advantages_and_returns(config.gamma, config.gae_lambda)
             rollout = PreparedRollout(buffer, self.policy, self.normalizer, config)
-            while epoch < config.n_epochs and not is_too_far:
-                epoch, meter = epoch + 1, EpochMeter()
+            while n_epochs < config.n_epochs and not is_too_far:
+                n_epochs, epoch = n_epochs + 1, Epoch()
                 for minibatch, is_last in rollout.minibatches(self._shuffler):
                     batch = minibatch.evaluate(self.policy)
                     loss, terms = self._compute_loss(batch)
                     self._clear_gradient()
                     loss.backward()
-                    meter.add(batch, loss, terms)
-                    is_too_far = is_last and meter.read_kl() > config.kl_limit
+                    epoch.append((batch, {"loss": loss, **terms}))
+                    is_too_far = is_last and read_kl(epoch) > config.kl_limit
                     if not is_too_far:
                         norms.append(self._clip_gradient())
                         self.optimizer.step()
-            return meter.report(
+            return report_update(
+                epoch,
                 self.spec,
                 config.clip_range,
                 rollout.explained_variance,
                 norms,
-                epochs_run=epoch,
+                epochs_run=n_epochs,
                 stopped_early=is_too_far,
             )
 
     def loss(self, batch: EvaluatedMinibatch) -> Loss:
         """Return the loss of a minibatch, and its terms by name.
 
-        loss = policy loss + vf_coef * value loss - ent_coef * entropy
+        ratio = new / old probability = exp(log_ratio)
+        loss  = -mean of min(ratio A, clip(ratio, 1 - clip_range, 1 + clip_range) A)
+                + vf_coef * mean of (V - return)^2 - ent_coef * mean entropy
         """
         config = self.config
         surrogate = clipped_surrogate if config.clip == "per-head" else joint_clipped_surrogate
@@ -352,6 +364,28 @@ class PPOAgent:
                 "some of the policy's parameters, and compute the loss from the minibatch."
             )
         return found
+
+
+@torch.no_grad()
+def read_kl(epoch: Epoch) -> float:
+    """Return approx_kl, the mean of ``ratio - 1 - log ratio`` over heads that mattered.
+
+    This is where the host waits for the device, once per epoch. 0 if every step was forced.
+
+    Raises:
+        NonFiniteError: If it or a loss is not finite.
+    """
+    log_ratio = torch.cat([batch.log_ratio for batch, _ in epoch])
+    n_relevant = torch.stack([batch.relevant.sum() for batch, _ in epoch]).sum()
+    loss = torch.stack([terms["loss"] for _, terms in epoch]).sum()
+    sums = torch.stack([kl_estimates(log_ratio).sum(), n_relevant, loss])
+    kl, n, total = tensors.read_numbers(sums)
+    if not math.isfinite(kl + total):
+        raise NonFiniteError(
+            "the loss of the update is not finite, so the update was undone; the observations "
+            "hold NaN or infinity, or learning_rate is too high."
+        )
+    return kl / max(n, 1.0)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What one PPO update did, in numbers, and how an epoch is measured.
+"""What one PPO update did, in numbers.
 
 Shapes: ``N`` steps, ``H`` heads.
 """
@@ -6,7 +6,6 @@ Shapes: ``N`` steps, ``H`` heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -80,120 +79,94 @@ class UpdateReport:
     """Those with more than one legal action; losses of the policy are means over them."""
 
 
-class EpochMeter:
-    """Notes what happens in an epoch on the device; the host waits only where it reads numbers."""
+Epoch = list[tuple[EvaluatedMinibatch, dict[str, Tensor]]]
+"""The minibatches of an epoch, each with the terms of its loss."""
 
-    def __init__(self) -> None:
-        self._batches: list[EvaluatedMinibatch] = []
-        self._terms: list[dict[str, Tensor]] = []
 
-    def add(self, batch: EvaluatedMinibatch, loss: Tensor, terms: Mapping[str, Tensor]) -> None:
-        """Take note of a minibatch, its loss and the terms of its loss."""
-        self._batches.append(batch)
-        self._terms.append({"loss": loss, **terms})
+@torch.no_grad()
+def report_update(
+    epoch: Epoch,
+    spec: ActionSpec,
+    clip_range: float,
+    explained_variance: Tensor,
+    gradient_norms: list[Tensor],
+    **counts: int,
+) -> UpdateReport:
+    """Return the report of an update that ended with an epoch.
 
-    @torch.no_grad()
-    def read_kl(self) -> float:
-        """Return approx_kl, the mean of ``r - 1 - log r`` over heads and steps that mattered.
+    Args:
+        epoch: Its minibatches, each with the terms of its loss.
+        spec: The heads of an action.
+        clip_range: Beyond which a ratio counts as clipped.
+        explained_variance: Of the returns, by the values as collected.
+        gradient_norms: Before clipping, of each gradient step of the update.
+        **counts: ``epochs_run`` and ``stopped_early`` of the report.
 
-        0 if every step was forced.
-
-        Raises:
-            NonFiniteError: If it or a loss is not finite.
-        """
-        log_ratio, relevant = self._join("log_ratio"), self._join("relevant")
-        losses = torch.stack([terms["loss"] for terms in self._terms])
-        sums = torch.stack([kl_estimates(log_ratio).sum(), relevant.sum(), losses.sum()])
-        kl, n_relevant, loss = tensors.read_numbers(sums)
-        if not math.isfinite(kl + loss):
-            raise NonFiniteError(
-                "the loss of the update is not finite, so the update was undone; the observations "
-                "hold NaN or infinity, or learning_rate is too high."
-            )
-        return kl / max(n_relevant, 1.0)
-
-    @torch.no_grad()
-    def report(
-        self,
-        spec: ActionSpec,
-        clip_range: float,
-        explained_variance: Tensor,
-        gradient_norms: list[Tensor],
-        **counts: int,
-    ) -> UpdateReport:
-        """Return the report of an update that ended with this epoch.
-
-        Args:
-            spec: The heads of an action.
-            clip_range: Beyond which a ratio counts as clipped.
-            explained_variance: Of the returns, by the values as collected.
-            gradient_norms: Before clipping, of each gradient step of the update.
-            **counts: ``epochs_run`` and ``stopped_early`` of the report.
-
-        Raises:
-            NonFiniteError: If a gradient or a term of the loss is not finite.
-        """
-        log_ratio, relevant, available = map(self._join, ("log_ratio", "relevant", "available"))
-        low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
-        is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
-        entropies = self._join("entropies") * available
-        by_head = [kl_estimates(log_ratio), is_clipped.float(), entropies, relevant, available]
-        n_free = torch.stack([batch.n_free for batch in self._batches])
-        n_steps = n_free.new_tensor([len(batch.relevant) for batch in self._batches])
-        names, norms = list(self._terms[0]), torch.stack([*gradient_norms, n_free.new_zeros(())])
-        # A mean over a minibatch counts as often as the minibatch has steps.
-        totals = [
-            (
-                torch.stack([terms[name] for terms in self._terms])
-                * (n_free if name in OF_FREE_STEPS else n_steps)
-            ).sum()
-            for name in names
-        ]
-        sums = [torch.stack([explained_variance, norms.sum(), n_free.sum(), *totals])]
-        sums += [part.sum(dim=0) for part in by_head]
-        explained, norm, free, *numbers = tensors.read_numbers(torch.cat(sums))
-        if not all(map(math.isfinite, (norm, *numbers))):
-            raise NonFiniteError(
-                "a gradient of the update is not finite, so the update was undone; learning_rate "
-                "is too high, or the loss has no finite slope."
-            )
-        n_heads = spec.n_heads
-        kl, clipped, entropy, n_relevant, n_available = (
-            numbers[i : i + n_heads] for i in range(len(names), len(numbers), n_heads)
+    Raises:
+        NonFiniteError: If a gradient or a term of the loss is not finite.
+    """
+    batches, terms = [batch for batch, _ in epoch], [terms for _, terms in epoch]
+    log_ratio, relevant, available, entropies = (
+        torch.cat([getattr(batch, name) for batch in batches])
+        for name in ("log_ratio", "relevant", "available", "entropies")
+    )
+    low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
+    is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
+    entropies = entropies * available
+    by_head = [kl_estimates(log_ratio), is_clipped.float(), entropies, relevant, available]
+    n_free = torch.stack([batch.n_free for batch in batches])
+    n_steps = n_free.new_tensor([len(batch.relevant) for batch in batches])
+    names, norms = list(terms[0]), torch.stack([*gradient_norms, n_free.new_zeros(())])
+    # A mean over a minibatch counts as often as the minibatch has steps.
+    totals = [
+        (
+            torch.stack([one[name] for one in terms])
+            * (n_free if name in OF_FREE_STEPS else n_steps)
+        ).sum()
+        for name in names
+    ]
+    sums = [torch.stack([explained_variance, norms.sum(), n_free.sum(), *totals])]
+    sums += [part.sum(dim=0) for part in by_head]
+    explained, norm, free, *numbers = tensors.read_numbers(torch.cat(sums))
+    if not all(map(math.isfinite, (norm, *numbers))):
+        raise NonFiniteError(
+            "a gradient of the update is not finite, so the update was undone; learning_rate "
+            "is too high, or the loss has no finite slope."
         )
+    n_heads = spec.n_heads
+    kl, clipped, entropy, n_relevant, n_available = (
+        numbers[i : i + n_heads] for i in range(len(names), len(numbers), n_heads)
+    )
 
-        def by_name(totals: list[float], counts: list[float]) -> dict[str, float]:
-            means = [total / max(count, 1.0) for total, count in zip(totals, counts, strict=True)]
-            return dict(zip(spec.names, means, strict=True))
+    def by_name(totals: list[float], counts: list[float]) -> dict[str, float]:
+        means = [total / max(count, 1.0) for total, count in zip(totals, counts, strict=True)]
+        return dict(zip(spec.names, means, strict=True))
 
-        means = {
-            name: total / max(free if name in OF_FREE_STEPS else len(relevant), 1.0)
-            for name, total in zip(names, numbers, strict=False)
-        }
-        n_mattered = max(sum(n_relevant), 1.0)
-        return UpdateReport(
-            loss=means.pop("loss"),
-            policy_loss=means.pop("policy_loss", math.nan),
-            value_loss=means.pop("value_loss", math.nan),
-            entropy=means.pop("entropy", sum(entropy) / max(free, 1.0)),
-            other_terms=means,
-            approx_kl=sum(kl) / n_mattered,
-            joint_kl=sum(kl) / max(free, 1.0),
-            approx_kl_by_head=by_name(kl, n_relevant),
-            clip_fraction=sum(clipped) / n_mattered,
-            clip_fraction_by_head=by_name(clipped, n_relevant),
-            entropy_by_head=by_name(entropy, n_available),
-            explained_variance=explained,
-            gradient_norm=norm / max(len(gradient_norms), 1),
-            epochs_run=counts["epochs_run"],
-            gradient_steps=len(gradient_norms),
-            stopped_early=bool(counts["stopped_early"]),
-            n_steps=len(relevant),
-            n_free_steps=round(free),
-        )
-
-    def _join(self, name: str) -> Tensor:
-        return torch.cat([getattr(batch, name) for batch in self._batches])
+    means = {
+        name: total / max(free if name in OF_FREE_STEPS else len(relevant), 1.0)
+        for name, total in zip(names, numbers, strict=False)
+    }
+    n_mattered = max(sum(n_relevant), 1.0)
+    return UpdateReport(
+        loss=means.pop("loss"),
+        policy_loss=means.pop("policy_loss", math.nan),
+        value_loss=means.pop("value_loss", math.nan),
+        entropy=means.pop("entropy", sum(entropy) / max(free, 1.0)),
+        other_terms=means,
+        approx_kl=sum(kl) / n_mattered,
+        joint_kl=sum(kl) / max(free, 1.0),
+        approx_kl_by_head=by_name(kl, n_relevant),
+        clip_fraction=sum(clipped) / n_mattered,
+        clip_fraction_by_head=by_name(clipped, n_relevant),
+        entropy_by_head=by_name(entropy, n_available),
+        explained_variance=explained,
+        gradient_norm=norm / max(len(gradient_norms), 1),
+        epochs_run=counts["epochs_run"],
+        gradient_steps=len(gradient_norms),
+        stopped_early=bool(counts["stopped_early"]),
+        n_steps=len(relevant),
+        n_free_steps=round(free),
+    )
 
 
 OF_FREE_STEPS = ("policy_loss", "entropy")
