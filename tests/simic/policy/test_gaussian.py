@@ -6,8 +6,7 @@ import torch
 from torch.distributions import Normal
 
 from esper.simic import ActionSpec
-from esper.simic.policy.gaussian import entropy, log_density, sum_by_head
-from esper.simic.policy.heads import ActionHeads
+from esper.simic.policy.heads import ActionHeads, entropy, log_density, sum_by_head
 from esper.simic.policy.mask_reader import as_choice_masks
 
 CPU = torch.device("cpu")

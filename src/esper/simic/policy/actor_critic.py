@@ -94,15 +94,8 @@ class ActorCriticPolicy(Policy):
         return Evaluation(*self._output(features, for_value), features)
 
     @property
-    def is_value_trained(self) -> bool:
-        """Whether the layer that gives the value is trained."""
-        return self.value_layer.weight.requires_grad
-
-    @torch.no_grad()
-    def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
-        """Replace the value ``v`` by ``scale * v + shift``, exactly, for every state."""
-        self.value_layer.weight.mul_(scale)
-        self.value_layer.bias.mul_(scale).add_(shift)
+    def _value_layer(self) -> nn.Linear:
+        return self.value_layer
 
     def learn_observations(self, observations: Observations) -> None:
         """Update running statistics of observations ``[N, ...]``, if the network has any."""

@@ -122,12 +122,19 @@ class Policy(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def _value_layer(self) -> nn.Linear:
+        """The layer whose last output is the value."""
+
+    @property
     def is_value_trained(self) -> bool:
         """Whether the layer that gives the value is trained; one that is frozen stays as it is."""
+        return self._value_layer.weight.requires_grad
 
-    @abstractmethod
+    @torch.no_grad()
     def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
         """Replace the value ``v`` by ``scale * v + shift``, exactly, for every state."""
+        self._value_layer.weight[-1].mul_(scale)
+        self._value_layer.bias[-1].mul_(scale).add_(shift)
 
     @abstractmethod
     def _step(self, observations: Any, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -116,15 +116,8 @@ class RecurrentTrunk(Policy):
         return Evaluation(*self._output(hidden, extra), hidden)
 
     @property
-    def is_value_trained(self) -> bool:
-        """Whether the layer that gives the value is trained."""
-        return self.outputs.weight.requires_grad
-
-    @torch.no_grad()
-    def rescale_value(self, scale: float | Tensor, shift: float | Tensor) -> None:
-        """Replace the value ``v`` by ``scale * v + shift``, exactly, for every state."""
-        self.outputs.weight[-1].mul_(scale)
-        self.outputs.bias[-1].mul_(scale).add_(shift)
+    def _value_layer(self) -> nn.Linear:
+        return self.outputs
 
     def _step(self, observations: Observations, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return head outputs ``[B, P]``, values ``[B]`` and the next state ``[B, 2 * M]``."""
