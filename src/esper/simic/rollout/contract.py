@@ -253,10 +253,11 @@ class RandomGame:
             - int(choices.legal.sum())
             + sum(int((~condition.table).sum()) for condition in choices.conditions)
         )
-        kind = self._local.mask_source.kind
-        has_both = kind not in (None, "method") and self._local.has_mask_method
-        if has_both and not torch.equal(self._local.ask_for_masks().legal, choices.legal):
-            return f"info[{kind!r}] differs from action_masks()"
+        source = self._local.mask_source
+        if source.kind not in (None, "method") and source.ask is not None:
+            asked = source.reader.read_batch(source.ask())
+            if not torch.equal(asked.legal, choices.legal):
+                return f"info[{source.kind!r}] differs from action_masks()"
         dead = _dead_end(self.spec, choices)
         return None if dead is None else f"they leave {dead}"
 

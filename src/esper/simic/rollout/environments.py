@@ -22,7 +22,7 @@ from esper.arrays import Flags
 from esper.errors import ShapeError, UnsupportedEnvironmentError, type_of
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.mask_reader import MaskReader, PolicyMasks
-from esper.simic.policy.masks import ChoiceMasks, join_masks
+from esper.simic.policy.masks import join_masks
 from esper.simic.policy.observations import Observations, ObservationSpec, leaves_of
 from esper.simic.rollout.actions import ActionCodec
 from esper.simic.rollout.env_state import load_env_state, save_env_state
@@ -71,8 +71,11 @@ class Environments(ABC):
     codec: ActionCodec
     mask_source: MaskSource
     """Where they say what is legal."""
-    has_mask_method: bool
-    """Whether the environments have a method that tells what is legal."""
+
+    @property
+    def has_mask_method(self) -> bool:
+        """Whether the environments have a method that tells what is legal."""
+        return self.mask_source.ask is not None
 
     @abstractmethod
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -105,28 +108,18 @@ class Environments(ABC):
     def _has_unread_masks(self) -> bool: ...
 
     @abstractmethod
-    def ask_for_masks(self) -> ChoiceMasks:
-        """Ask the environments by their method what is legal."""
-
-    @abstractmethod
-    def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks: ...
+    def _offered(self, *infos: dict[str, Any]) -> dict[str, tuple[Any, Sequence[bool]]]:
+        """Return the masks in ``info`` by key, and which environments gave one."""
 
     def read_masks(self, *infos: dict[str, Any]) -> Any:
         """Return what is legal after a reset or step; None for everything."""
         masks = self._growth_masks()
-        if masks is not None:
-            return masks
-        source = self.mask_source
-        offered = next((key for key in MASK_KEYS for info in infos if key in info), None)
-        source.find(offered, by_method=self.has_mask_method)
-        if source.kind is None:
-            if source.steps == 0:
+        if masks is None:
+            masks = self.mask_source.read(self._offered(*infos))
+            if masks is None and self.mask_source.steps == 0:
                 reject_unread_masks(self._has_unread_masks())
                 warn_of_observed_masks(self.observation_spec)
-            return None
-        if source.kind != "method":
-            return self._read_info(source.kind, infos)
-        return self.ask_for_masks()
+        return masks
 
 
 class LocalEnvironments(Environments):
@@ -153,10 +146,12 @@ class LocalEnvironments(Environments):
         self.observation_spec = ObservationSpec.from_space(first.observation_space)
         self.codec = ActionCodec(first.action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), first.action_space)
-        self.mask_source = MaskSource(reader)
         self._bases: list[Any] = [env.unwrapped for env in self.envs]
-        self._mask_methods = [mask_method(env) for env in self.envs]
-        self.has_mask_method = all_or_none([one is not None for one in self._mask_methods])
+        found = list(map(mask_method, self.envs))
+        has_method = all_or_none([one is not None for one in found])
+        self._mask_methods = cast("list[Callable[[], Any]]", found)
+        # A bound method, because that of a copy asks the copy's environments.
+        self.mask_source = MaskSource(reader, self._ask_for_masks if has_method else None)
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
         """Start new episodes; environment i gets ``seed + i``."""
@@ -291,19 +286,18 @@ class LocalEnvironments(Environments):
             return None
         return join_masks([cast(PolicyMasks, base.masks).for_policy() for base in self._bases])
 
-    def ask_for_masks(self) -> ChoiceMasks:
-        """Ask each environment what is legal."""
-        asked = cast("list[Callable[[], Any]]", self._mask_methods)
-        source = self.mask_source
-        return source.read(source.reader.read_each, [one() for one in asked])
+    def _ask_for_masks(self) -> list[Any]:
+        return [one() for one in self._mask_methods]
 
     def _has_unread_masks(self) -> bool:
         return self.envs[0].has_wrapper_attr("action_mask")
 
-    def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks:
-        source = self.mask_source
-        source.require([key in info for info in infos])
-        return source.read(source.reader.read_each, [info[key] for info in infos])
+    def _offered(self, *infos: dict[str, Any]) -> dict[str, tuple[Any, Sequence[bool]]]:
+        return {
+            key: ([info.get(key) for info in infos], [key in info for info in infos])
+            for key in MASK_KEYS
+            if any(key in info for info in infos)
+        }
 
 
 class VectorEnvironments(Environments):
@@ -323,10 +317,8 @@ class VectorEnvironments(Environments):
         self.observation_spec = ObservationSpec.from_space(single.single_observation_space)
         self.codec = ActionCodec(single.single_action_space, spec, squash=squash)
         reader = MaskReader(spec, torch.device(device), single.single_action_space)
-        self.mask_source = MaskSource(reader)
+        self.mask_source = MaskSource(reader, find_vector_method(envs))
         self._mode = _autoreset_mode(envs)
-        self._mask_layer, self._asks_members = find_vector_method(envs)
-        self.has_mask_method = self._mask_layer is not None
         self._was_done: Flags = np.zeros(self.n_envs, np.bool_)
 
     def reset(self, seed: int | None) -> tuple[Observations, Any]:
@@ -403,22 +395,18 @@ class VectorEnvironments(Environments):
         masks = getattr(self.envs.unwrapped, "masks", None)
         return masks if hasattr(masks, "for_policy") else None
 
-    def ask_for_masks(self) -> ChoiceMasks:
-        """Ask the environment, or its members, what is legal."""
-        source, layer = self.mask_source, self._mask_layer
-        if self._asks_members:
-            return source.read(source.reader.read_each, layer.call("action_masks"))
-        return source.read(source.reader.read_batch, layer.action_masks())
-
     def _has_unread_masks(self) -> bool:
         call = getattr(self.envs.unwrapped, "call", None)
         return call is not None and any(call("has_wrapper_attr", "action_mask"))
 
-    def _read_info(self, key: str, infos: Sequence[dict[str, Any]]) -> ChoiceMasks:
-        source, (info,) = self.mask_source, infos
+    def _offered(self, *infos: dict[str, Any]) -> dict[str, tuple[Any, Sequence[bool]]]:
+        (info,) = infos
         # Gymnasium fills in what an environment did not give, and says so beside it.
-        source.require(info.get(f"_{key}", [key in info] * self.n_envs))
-        return source.read(source.reader.read_batch, info[key])
+        return {
+            key: (info[key], info.get(f"_{key}", [True] * self.n_envs))
+            for key in MASK_KEYS
+            if key in info
+        }
 
     def _final_observations(self, observations: Any, info: dict[str, Any], is_cut: Flags) -> Any:
         """Return observations with the last ones of episodes that were cut short."""

@@ -6,8 +6,9 @@ Shapes: ``E`` environments.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -42,6 +43,8 @@ class MaskSource:
     """Where environments say what is legal, found at the first reset and required ever after."""
 
     reader: MaskReader
+    ask: Callable[[], Any] | None
+    """Asks all environments by their method; None if they have none."""
     kind: str | None = None
     """A key of ``info``, ``"method"``, or None if everything is legal."""
     steps: int = -1
@@ -51,30 +54,39 @@ class MaskSource:
         """The reset or step that masks were last given at."""
         return f"step {self.steps}" if self.steps else "the first reset"
 
-    def find(self, offered: str | None, *, by_method: bool) -> None:
-        """Take note of a reset or step whose ``info`` has a mask under a key, or none."""
+    def read(self, offered: Mapping[str, tuple[Any, Sequence[bool]]]) -> ChoiceMasks | None:
+        """Return what is legal after a reset or step; None for everything.
+
+        Args:
+            offered: By key, the masks that ``info`` has, and which environments gave one.
+
+        Raises:
+            EsperError: If a mask cannot be read or is missing, with the step.
+        """
+        key = next(iter(offered), None)
         if self.steps < 0:
-            self.kind = offered or ("method" if by_method else None)
+            self.kind = key or ("method" if self.ask is not None else None)
         self.steps += 1
-        if self.kind is None and offered is not None:
-            raise RolloutError(
-                f"info[{offered!r}] appeared at {self.where} but not at the first reset; give it "
-                "at every reset and every step."
-            )
-
-    def require(self, is_given: Sequence[bool]) -> None:
-        """Require the mask of each environment."""
-        if not all(is_given):
-            before = "others did" if any(is_given) else "it did at the first reset"
-            raise RolloutError(
-                f"environment {list(is_given).index(False)} gave no info[{self.kind!r}] at "
-                f"{self.where}, but {before}; give it at every reset and every step."
-            )
-
-    def read(self, read: Callable[[Any], ChoiceMasks], masks: Any) -> ChoiceMasks:
-        """Read masks; an error says when it happened."""
+        if self.kind is None:
+            if key is not None:
+                raise RolloutError(
+                    f"info[{key!r}] appeared at {self.where} but not at the first reset; give it "
+                    "at every reset and every step."
+                )
+            return None
+        if self.kind == "method":
+            assert self.ask is not None, "the method was found at the first reset"
+            masks = self.ask()
+        else:
+            masks, is_given = offered.get(self.kind, (None, [False]))
+            if not all(is_given):
+                before = "others did" if any(is_given) else "it did at the first reset"
+                raise RolloutError(
+                    f"environment {list(is_given).index(False)} gave no info[{self.kind!r}] at "
+                    f"{self.where}, but {before}; give it at every reset and every step."
+                )
         try:
-            return read(masks)
+            return self.reader.read_batch(masks)
         except EsperError as error:
             raise type(error)(f"at {self.where}, {error}") from error
 
@@ -111,20 +123,17 @@ def warn_of_observed_masks(spec: ObservationSpec) -> None:
         warnings.warn(OBSERVED_MASK, EsperWarning, stacklevel=2)
 
 
-def find_vector_method(envs: VectorEnv[Any, Any, Any]) -> tuple[Any, bool]:
-    """Return the layer of a vector environment that has ``action_masks``, and False.
-
-    Or the innermost one and True if its members have it; None if nothing has.
-    """
+def find_vector_method(envs: VectorEnv[Any, Any, Any]) -> Callable[[], Any] | None:
+    """Return what asks a vector environment, or its members, for masks; None if none has any."""
     layer: Any = envs
     while not hasattr(layer, "action_masks"):
         if layer is layer.unwrapped:
             # Asking a worker process for an attribute that it does not have would end it.
             call = getattr(layer, "call", None)
             has_one = call is not None and all_or_none(call("has_wrapper_attr", "action_masks"))
-            return (layer if has_one else None), True
+            return partial(layer.call, "action_masks") if has_one else None
         layer = layer.env
-    return layer, False
+    return layer.action_masks
 
 
 def all_or_none(has_method: Sequence[bool]) -> bool:
