@@ -93,6 +93,14 @@ def test_the_python_of_a_page_runs(
         exec(compile(block, page, "exec"), scope)
 
 
+def test_the_readme_grows_the_model_of_the_tutorial_with_the_same_output() -> None:
+    readme, tutorial = (
+        (ROOT / page).read_text() for page in ("README.md", "docs/grow-your-model.md")
+    )
+    block = re.compile(r"```\n(Validation accuracy .*?)```", re.S)
+    assert block.findall(readme) == block.findall(tutorial)[:1] != []
+
+
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, formed as GitHub forms them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.M)

@@ -19,8 +19,25 @@ class Step:
     """The command, or the code."""
     name: str = ""
     """The name of the file, if it is one."""
+    printed: str = ""
+    """What the tutorial shows below a command."""
     is_interrupted: bool = False
     """Whether the reader presses Ctrl-C while the command runs."""
+
+
+def missing_line(shown: str, printed: str) -> str | None:
+    """Return the first line of the tutorial that a command did not print, but for numbers.
+
+    A line with ``...`` stands for any. Plots of intervals and what goes to stderr are left out.
+    """
+
+    def masked(line: str) -> str:
+        return " ".join(re.sub(r"[-+]?\d[\d.,]*[kMG]?", "#", line).split())
+
+    lines = [line for line in shown.partition("^C")[0].splitlines() if line.strip()]
+    lines = [one for one in lines if "..." not in one and not set(one) & set("│├┤")]
+    rest = iter(map(masked, printed.splitlines()))
+    return next((one for one in lines if one[0] != " " and masked(one) not in rest), None)
 
 
 def tutorial_steps() -> list[Step]:
@@ -31,7 +48,8 @@ def tutorial_steps() -> list[Step]:
         if language == "console":
             for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
                 command, _, printed = part.partition("\n")
-                steps.append(Step("command", command, is_interrupted="^C" in printed))
+                interrupted = "^C" in printed
+                steps.append(Step("command", command, printed=printed, is_interrupted=interrupted))
         elif language == "python":
             named = re.match(r"# (\w+\.py)\n", text)
             kind = "file" if named else "python"

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from esper.cli.grow import GrowOptions, _show_next_steps, decision_text, fit, remark, slot_texts
+from esper.cli.grow import GrowOptions, _show_next_steps, remark
 from esper.cli.main import main
-from esper.growing.decisions import Decision
-from esper.lifecycle.slot_state import SlotState
 from esper.tamiyo import load_shipped, save_controller
 from esper.tamiyo.controllers import saved as saved_files
 from tests.cli.test_run_commands import refused
@@ -29,14 +27,10 @@ def test_a_host_is_grown_and_its_model_can_be_loaded(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"growing a host with controller {finished_run}"
     story = json.loads((tmp_path / "my host/growth.json").read_text())
-    heading = next(i for i, line in enumerate(lines) if line.startswith("epoch"))
-    rows = lines[heading + 1 : heading + 1 + len(story["timeline"])]
-    before = 0
+    rows = [line for line in lines if line.startswith("after epoch ")]
     for row, step in zip(rows, story["timeline"], strict=True):
-        epoch = "end" if step["epoch"] == before else str(step["epoch"])
-        assert row.split()[:2] == [epoch, f"{step['score']:.3f}"]
-        before = step["epoch"]
-        assert step["op"].replace("_", " ") in row
+        assert row.startswith(f"after epoch {step['epoch']} of {step['epochs']}  ")
+        assert f"  score {step['score']:.4g}  {step['op']}" in row
     score = next(line for line in lines if line.startswith("Test accuracy  "))
     assert float(score.split()[2]) == pytest.approx(story["score"], abs=1e-4)
     assert "with no growth (" in score
@@ -131,37 +125,6 @@ def test_usage_errors_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "file").write_text("")
     message = refused(["grow", "--out", "file/grown"], capsys, code=1)
     assert "file/grown" in message
-
-
-def test_a_line_of_an_epoch_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Decision(
-        epoch=1,
-        epochs=4,
-        train_loss=None,
-        val_loss=None,
-        op="set_alpha_target",
-        slot="blocks.0",
-        why="alpha is moving",
-        score=0.5,
-        flops=0.1,
-        parameters=10,
-        seed_parameters=0,
-    )
-    assert decision_text(step) == "set alpha target in blocks.0 (alpha is moving)"
-    monkeypatch.setattr("esper.cli.grow.can_encode", lambda _: False)
-    slots = {
-        "a": SlotState("training", "widen", 0.0, None),
-        "b": SlotState("blending", "widen", 0.5, None, n_fossils=1),
-        "c": SlotState("dormant", None, 0.0, None, n_fossils=2),
-    }
-    grown = replace(step, slots=slots)
-    assert slot_texts(grown) == ["a .... training", "b ##.. blending on 1 fossil", "c 2 fossils"]
-    parts = ["a" * 10, "b" * 10, "c" * 10]
-    assert fit(parts, 28) == ["; ".join(parts)]
-    terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("esper.cli.output.sys", terminal)
-    monkeypatch.setenv("COLUMNS", "51")
-    assert fit(parts, 28) == ["; ".join(parts[:2]), parts[2]]
 
 
 def test_a_host_grows_to_a_depth_within_the_given_epochs(

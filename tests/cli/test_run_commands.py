@@ -122,7 +122,7 @@ def test_a_run_is_shown_within_eighty_columns(
     assert max(map(len, lines[1:])) <= 80
     heading = next(line for line in lines if line.startswith("round"))
     assert heading.split() == [
-        *["round", "return", "score", "FLOPs", "added", "seeds", "kept", "pruned"],
+        *["round", "return", "score", "FLOPs", "added", "seeds"],
         *["KL", "entropy", "fps"],
     ]
     metrics = esper.load_run(finished_run).metrics()

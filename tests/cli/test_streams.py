@@ -7,12 +7,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import esper
-from esper.cli.grow import alpha_bar
 from esper.cli.main import main
 from esper.cli.views import make_view
 from esper.config.toml import load_preset
@@ -66,13 +64,6 @@ def test_unencodable_characters_are_escaped(finished_run: Path, tmp_path: Path) 
     assert "runs/ünï" in done.stdout  # file names are printed as bytes
     (facts,) = json.loads(run("runs --json", **ASCII).stdout)
     assert os.fsencode(facts["run"]) == "runs/ünï".encode()
-
-
-def test_the_alpha_bar_falls_back_to_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    for encoding, bar in (("utf-8", "▮▮▮▯"), ("ascii", "###.")):
-        output = SimpleNamespace(stdout=SimpleNamespace(encoding=encoding))
-        monkeypatch.setattr("esper.cli.output.sys", output)
-        assert alpha_bar(0.75) == bar
 
 
 def test_a_run_survives_a_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

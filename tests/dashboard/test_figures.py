@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.dashboard.figures import plot_metrics
+from esper.dashboard.figures import plot_metrics, plot_trace
 from esper.growing.decisions import Decision, Trace
 from esper.lifecycle.slot_state import SlotState
 from esper.telemetry import Metrics, Series
@@ -156,3 +156,11 @@ def test_a_race_is_drawn_with_the_curve_of_each_size_and_where_it_stopped() -> N
 def test_a_trace_without_decisions_or_seeds_can_be_drawn() -> None:
     assert len(Trace().figure().axes) == 2
     assert len(Trace([_decision(1)]).figure().axes) == 2
+
+
+def test_the_curve_of_training_with_no_growth_is_drawn_beside_any_trace() -> None:
+    race = Trace([replace(_decision(1), lanes={"x1": 0.5})])
+    for trace in (race, Trace([_decision(1), _decision(2)])):
+        axis, *_ = plot_trace(trace, baseline=(0.4, 0.6)).axes
+        (line,) = (one for one in axis.lines if one.get_linestyle() == "--")
+        assert (line.get_label(), list(line.get_ydata())) == ("no growth: best 0.6", [0.4, 0.6])

@@ -18,7 +18,6 @@ from esper.dashboard.offline_page import (
     make_page,
     read_page_files,
 )
-from esper.errors import ReportError
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 FILES = {
@@ -108,12 +107,6 @@ def test_the_policy_allows_only_this_style_and_scripts_with_the_nonce() -> None:
     assert not any(str(nonce) in other for nonce in nonces)
 
 
-def test_a_missing_style_sheet_is_named() -> None:
-    files = {name: text for name, text in FILES.items() if name != "styles/base.css"}
-    with pytest.raises(ReportError, match=r"styles/base\.css"):
-        page_of(files=files)
-
-
 def test_all_imports_of_the_real_page_are_in_its_import_map() -> None:
     text, _ = page_of(files=read_page_files())
     imports = re.search(r'type="importmap">(.*?)</script>', text)
@@ -165,13 +158,6 @@ def test_modules_are_collected_and_their_imports_rewritten() -> None:
     assert '"./parts/draw.js"' in modules["esper/lines.js"]
 
 
-def test_a_missing_module_is_named() -> None:
-    with pytest.raises(ReportError, match=r"missing\.js"):
-        find_modules(MODULES, "unused.js")
-    with pytest.raises(ReportError, match=r"report\.js"):
-        find_modules({}, "report.js")
-
-
 def test_circular_imports_are_collected_once() -> None:
     round_trip = {"a.js": 'import "./b.js";', "b.js": 'import "./a.js";'}
     assert set(find_modules(round_trip, "a.js")) == {"a.js", "b.js"}
@@ -186,10 +172,7 @@ def test_json_in_a_page_round_trips_and_cannot_end_its_element(text: str) -> Non
     assert not re.search("[<>&\u2028\u2029]", written)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["@import 'x.css';", "a{background:url(http://x)}", "a{background:url( 'x.png')}", "</style>"],
-)
-def test_a_style_that_loads_a_file_or_ends_its_element_is_rejected(text: str) -> None:
-    with pytest.raises(ReportError, match=r"styles/base\.css"):
-        page_of(files=FILES | {"styles/base.css": text})
+def test_the_real_style_sheets_load_no_file() -> None:
+    for name, text in read_page_files().items():
+        if name.endswith(".css"):
+            assert not re.search(r"@import|url\(\s*[\"']?(?!data:|#)|</", text), name

@@ -92,10 +92,9 @@ NOTEBOOKS = {
     "grow_your_model.ipynb": {"EPOCHS = 40": "EPOCHS = 5"},
     "grow_a_checkpoint.ipynb": {"STEPS = 200": "STEPS = 5"},
     "train_a_controller.ipynb": {
-        "ROUNDS = 6": "ROUNDS = 1",
-        "envs=16": "envs=8",
-        '8, "n_final_episodes": 32': '4, "n_final_episodes": 4',
-        "n_hosts=16": "n_hosts=10",
+        "LESSON_HOSTS = 96": "LESSON_HOSTS = 8",
+        '32, "n_final_episodes": 96': '4, "n_final_episodes": 4',
+        "n_hosts=48": "n_hosts=4",
     },
     "ppo_with_masks_and_memory.ipynb": {
         "STEPS = 20_000": "STEPS = 4096",

@@ -1,4 +1,4 @@
-"""The tutorial works in a shell exactly as written."""
+"""The tutorial works in a shell exactly as written, and prints what it shows."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tutorial_steps import tutorial_steps
+from tests.tutorial_steps import missing_line, tutorial_steps
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def interrupt(command: str, folder: Path, environment: dict[str, str]) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         for line in process.stdout:
-            if line.startswith("round 2/"):
+            if line.split()[:1] == ["2"]:
                 process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert "esper resume" in process.stderr.read()
@@ -40,7 +40,15 @@ def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
         elif step.is_interrupted:
             interrupt(step.text, tmp_path, environment)
         elif step.kind == "command":
-            subprocess.run(["bash", "-c", step.text], check=True, cwd=tmp_path, env=environment)
+            ran = subprocess.run(
+                ["bash", "-c", step.text],
+                check=True,
+                cwd=tmp_path,
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert missing_line(step.printed, ran.stdout) is None, ran.stdout
         else:
             script = tmp_path / f"step_{number}.py"
             script.write_text(step.text)

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from esper.cli.arguments import Metavar, UsageError, parse, require_task
 from esper.cli.output import (
-    can_encode,
     command_progress,
-    line_width,
     print_columns,
     print_json,
     require_writable,
@@ -24,7 +22,6 @@ from esper.config.checks import (
     UnitInterval,
     require_trusted_task,
 )
-from esper.formatting import many
 from esper.invocation import program
 from esper.storage.grown_folder import require_grown_folder
 from esper.storage.run_folder import shell_word
@@ -75,7 +72,7 @@ class GrowOptions:
     """Folder to save the model in."""
 
     verbose: bool = False
-    """Print every epoch: the decision, and alpha and stage of each slot."""
+    """Print every epoch, not only those in which something grew."""
 
     json: bool = False
     """Print only a JSON object at the end."""
@@ -181,25 +178,10 @@ def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:
     return replace(task, budget=saved.budget, variants=())
 
 
-def _print_timeline(timeline: Sequence[Decision]) -> None:
-    """Print one line per epoch."""
-    print("epoch  score  FLOPs  added  decision; alpha and stage of each slot")
-    last_epoch = 0
-    for step in timeline:
-        # Finishing trains no epoch, so it would repeat the number of the one before.
-        epoch = "end" if step.epoch == last_epoch else step.epoch
-        last_epoch = step.epoch
-        facts = f"{epoch:>5}  {step.score:5.3f}  {step.flops:5.2f}  {step.seed_parameters:5}  "
-        first, *others = fit([decision_text(step), *slot_texts(step)], len(facts))
-        print(f"{facts}{first}")
-        for line in others:
-            print(f"{'':{len(facts)}}{line}")
-
-
 def _print_growth(timeline: Sequence[Decision], summary: GrowthSummary) -> None:
     """Print the decisions that changed the host, one line each."""
     rows = [
-        (f"{step.epoch:>7}", f"{step.score:.3f}", decision_text(step) + remark(step, summary))
+        (f"{step.epoch:>7}", f"{step.score:.3f}", step.action + remark(step, summary))
         for step in timeline
         if step.op in ("germinate", "fossilize", "prune")
     ]
@@ -219,50 +201,10 @@ def remark(step: Decision, summary: GrowthSummary) -> str:
     return "" if is_kept else " (not in the result)"
 
 
-def fit(parts: Sequence[str], indent: int) -> list[str]:
-    """Join parts into as few lines as fit the terminal, without breaking a part."""
-    width, lines = line_width(), [parts[0]]
-    for part in parts[1:]:
-        joined = f"{lines[-1]}; {part}"
-        if width is None or indent + len(joined) <= width:
-            lines[-1] = joined
-        else:
-            lines.append(part)
-    return lines
-
-
-def decision_text(step: Decision) -> str:
-    """Return a decision as text: ``germinate mlp in block1``."""
-    decision = step.op.replace("_", " ")
-    if step.blueprint:
-        decision += f" {step.blueprint}"
-    if step.slot:
-        decision += f" in {step.slot}"
-    return f"{decision} ({step.why})" if step.why else decision
-
-
-def slot_texts(step: Decision) -> list[str]:
-    """Return each slot in use as text: ``block1 ▮▮▯▯ blending on 1 fossil``."""
-    texts: list[str] = []
-    for name, slot in step.slots.items():
-        seed = "" if slot.is_dormant else f"{alpha_bar(slot.alpha)} {slot.stage}"
-        fossils = many(slot.n_fossils, "fossil") if slot.n_fossils else ""
-        texts.append(f"{name} {' on '.join(filter(None, (seed, fossils)))}")
-    return texts
-
-
-def alpha_bar(alpha: float) -> str:
-    """Return alpha as a bar of four cells."""
-    full, empty = "▮▯" if can_encode("▮▯") else "#."
-    n_full = round(4 * alpha)
-    return full * n_full + empty * (4 - n_full)
-
-
 def _show(grown: Grown, place: Path, *, verbose: bool) -> None:
     print(f"\n{grown.summary}\n")
     if verbose:
-        _print_timeline(grown.timeline)
-        print()
+        print(f"{grown.timeline}\n")
     else:
         _print_growth(grown.timeline, grown.summary)
     print_columns(

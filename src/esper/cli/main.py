@@ -45,7 +45,6 @@ COMMANDS = {
     "blueprints": ("listings", "list the modules that can be grown"),
     "explain": ("listings", "explain Esper's words, such as slot, seed or price"),
     "doctor": ("doctor", "check the installation"),
-    "completion": ("completion", "print a shell completion script"),
 }
 """The module in esper.cli and the summary of each command, in the order of ``esper --help``.
 

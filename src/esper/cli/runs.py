@@ -178,7 +178,7 @@ def run_show(args: Sequence[str]) -> int:
 _ABOUT_PPO = "A record of PPO.learn: a round is a rollout and the update after it."
 _ABOUT_OWN = (
     "A record of your own training: a round is an epoch, the score is yours, and "
-    "seeds (germinated, kept by fossilizing, pruned) are counted at the end."
+    "seeds are counted at the end."
 )
 
 

@@ -62,8 +62,6 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "growth/flops": ("FLOPs", "{:.2f}".format),
     "growth/seed_parameters": ("added", count),
     "ops/germinate": ("seeds", "{:.2f}".format),
-    "ops/fossilize": ("kept", "{:.2f}".format),
-    "ops/prune": ("pruned", "{:.2f}".format),
     "train/approx_kl": ("KL", "{:.3f}".format),
     "train/entropy_loss": ("entropy", lambda loss: f"{-loss:.2f}"),
     "time/fps": ("fps", count),
@@ -74,7 +72,7 @@ HEADINGS = ("round", *(heading for heading, _ in COLUMNS.values()))
 
 ABOUT_COLUMNS = (
     "Means over the training hosts whose episodes ended in the round. Added parameters and seeds "
-    "(germinated, kept by fossilizing, pruned) are per episode."
+    "(how many were planted) are per episode."
 )
 
 

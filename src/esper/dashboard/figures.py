@@ -280,8 +280,8 @@ def _finish(axis: Any, title: str) -> None:
     axis.grid(alpha=0.3)
     n_labels = len(axis.get_legend_handles_labels()[0])
     if n_labels:
-        n_columns = 2 if n_labels > 4 else 1
-        axis.legend(edgecolor="none", framealpha=0.7, fontsize="small", ncols=n_columns)
+        place = {} if n_labels <= 4 else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axis.legend(edgecolor="none", framealpha=0.7, fontsize="small", **place)
 
 
 # Timelines
@@ -324,6 +324,8 @@ def plot_episode(detail: views.EpisodeDetail, *, title: str = "") -> Figure:
                 (epoch, epoch + 1, part["stage"], alphas.get(epoch + 1, 0.0))
                 for epoch in range(part["from"], part["to"])
             )
+            if part["stage"] == "fossilized":
+                lane.kept.append(part["from"])
         for part in bar["parts"][:1]:
             lane.seeds.append((part["from"], bar["blueprint"] or ""))
     n_epochs = detail["n_epochs_max"] or max((s["epoch"] for s in detail["steps"]), default=1)
@@ -348,17 +350,22 @@ def plot_episode(detail: views.EpisodeDetail, *, title: str = "") -> Figure:
     return figure
 
 
-def plot_trace(trace: Trace, *, title: str = "") -> Figure:
+def plot_trace(trace: Trace, *, title: str = "", baseline: Sequence[float] = ()) -> Figure:
     """Return a timeline of a training: its score, the seeds of each slot, and the parameters.
 
     A decision holds from its epoch to the next, so that is where its stages and alphas are drawn.
     Of a race of sizes, the score of each size is drawn.
 
+    Args:
+        trace: The decisions.
+        title: Title of the figure.
+        baseline: Score after each epoch of the same training with no growth, as a dashed line.
+
     Raises:
         ConfigError: If matplotlib is not installed.
     """
     if any(one.lanes for one in trace):
-        return _plot_race(trace, title)
+        return _plot_race(trace, title, baseline)
     lanes: dict[str, _Lane] = {}
     for now, after in zip(trace, [*trace[1:], *trace[-1:]], strict=True):
         for slot, stage in now.stages.items():
@@ -367,12 +374,19 @@ def plot_trace(trace: Trace, *, title: str = "") -> Figure:
                 lane.parts.append((now.epoch, after.epoch, stage, now.alphas.get(slot, 0.0)))
         if now.blueprint and now.slot in lanes:
             lanes[now.slot].seeds.append((now.epoch, now.blueprint))
-        if now.op == "fossilize" and now.slot in lanes:
-            lanes[now.slot].kept.append(now.epoch)
+        for slot, state in now.slots.items():
+            # A slot counts its own seed as a fossil once it is free again.
+            n_kept = state.n_fossils + (state.stage == "fossilized")
+            if n_kept:
+                kept = lanes.setdefault(slot, _Lane()).kept
+                kept.extend([now.epoch] * (n_kept - len(kept)))
     n_epochs = max((one.epochs for one in trace), default=1)
     figure, (score, size) = _timeline(lanes, n_epochs, title, has_size=True)
     epochs = [one.epoch for one in trace]
     score.plot(epochs, [one.score for one in trace], color="black", marker="o", markersize=3)
+    if baseline:
+        _draw_baseline(score, baseline)
+        score.legend(edgecolor="none", framealpha=0.7, fontsize="small", loc="lower right")
     score.set_ylabel("validation score")
     scored = [one for one in trace if math.isfinite(one.score)]
     if scored:
@@ -398,7 +412,14 @@ def plot_trace(trace: Trace, *, title: str = "") -> Figure:
     return figure
 
 
-def _plot_race(trace: Trace, title: str) -> Figure:
+def _draw_baseline(axis: Any, baseline: Sequence[float]) -> None:
+    """Draw the scores of training with no growth, if there are any."""
+    if baseline:
+        label, epochs = f"no growth: best {max(baseline):.4g}", range(1, len(baseline) + 1)
+        axis.plot(epochs, baseline, color="gray", linestyle="--", zorder=1, label=label)
+
+
+def _plot_race(trace: Trace, title: str, baseline: Sequence[float]) -> Figure:
     """Return the scores of the sizes of a race, with a cross where one stopped."""
     curves: dict[str, list[float]] = {}
     for step in trace:
@@ -412,6 +433,7 @@ def _plot_race(trace: Trace, title: str) -> Figure:
         axis.plot(range(1, n_epochs + 1), scores, color=colour, label=label)
         if n_epochs < trace[-1].epoch:
             axis.plot(n_epochs, scores[-1], "X", color=colour, markersize=9)
+    _draw_baseline(axis, baseline)
     axis.set_xlim(0, trace[-1].epochs + 0.2)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("epoch")

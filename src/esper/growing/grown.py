@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import safetensors.torch
 import torch
@@ -38,6 +38,9 @@ from esper.storage.grown_folder import (
     WEIGHTS_FILE,
     require_grown_folder,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTH = 79
 """Columns of a printed summary."""
@@ -484,6 +487,8 @@ class Grown:
     """A few inputs of the model."""
     trace: Trace | None = None
     """What was decided after each epoch and why; None for a host of a task."""
+    baseline_scores: tuple[float, ...] = ()
+    """Validation score after each epoch of the same training with no growth, with ``baseline``."""
 
     def __repr__(self) -> str:
         return f"Grown({type(self.model).__name__}, {len(self.timeline)} epochs)\n{self.summary}"
@@ -494,7 +499,17 @@ class Grown:
         table = self.timeline.to_html()
         if len(self.timeline) > FEW_ROWS:
             table = html_details(f"All {len(self.timeline)} decisions", table)
-        return self.summary.to_html() + figure_html((self.trace or self.timeline).figure) + table
+        return self.summary.to_html() + figure_html(self.figure) + table
+
+    def figure(self, *, title: str = "") -> Figure:
+        """Return a matplotlib figure of the training, with the curve of its baseline, if any.
+
+        Raises:
+            ConfigError: If matplotlib is not installed.
+        """
+        from esper.dashboard.figures import plot_trace
+
+        return plot_trace(self.trace or self.timeline, title=title, baseline=self.baseline_scores)
 
     def to_json(self) -> dict[str, Any]:
         """Return the score, the return, the costs and the timeline as JSON values."""
@@ -531,7 +546,8 @@ def add_baseline(grown: Grown, plain: Grown, is_better: Callable[[float, float],
         is_above_baseline=is_better(grown.summary.grown, plain.summary.grown),
         gain=float(grown.results.returns[0] - plain.results.returns[0]),
     )
-    return replace(grown, summary=summary)
+    scores = tuple(step.score for step in plain.timeline)
+    return replace(grown, summary=summary, baseline_scores=scores)
 
 
 def _times(ratio: float) -> str:

@@ -91,7 +91,8 @@ class SizeRace:
         if race.winner is lane:
             grown = self._result(race)
         summary = self._compared(replace(grown.summary, **spent), lane.best.value)
-        return replace(grown, summary=summary)
+        scores = tuple(race.score(epoch.found) for epoch in lane.epochs)
+        return replace(grown, summary=summary, baseline_scores=scores)
 
     @cached_property
     def twins(self) -> TwinMaker:
