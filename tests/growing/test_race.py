@@ -181,6 +181,14 @@ def test_limits_end_a_race() -> None:
     assert quick.n_epochs == 1
 
 
+def test_a_model_that_no_epoch_improved_has_no_best_epoch() -> None:
+    trained = small(32)
+    train_plainly(trained, 6, seed=0)
+    spoiled = grow(trained, TRAIN, VAL, 2, optimizer=lambda p: torch.optim.SGD(p, 1e-12)).summary
+    assert (spoiled.was_kept, spoiled.best_epoch) == (False, 0)
+    assert spoiled.facts["Best epoch"] == "none of 2 was better than the given model"
+
+
 def test_sizes_that_do_not_fit_into_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     n = sum(parameter.numel() for parameter in small().parameters())
     monkeypatch.setattr("esper.growing.racing.available_memory", lambda: 40.0 * 4 * n)

@@ -60,6 +60,21 @@ def cnn(n_outputs: int, *, channels: int = 4) -> nn.Module:
     )
 
 
+def norm_cnn(n_outputs: int, *, channels: int = 4) -> nn.Module:
+    """Return two convolutions with batch norms, the second at half the resolution."""
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(3),
+        nn.Flatten(),
+        nn.Linear(9 * channels, n_outputs),
+    )
+
+
 class ResNetBlock(nn.Module):
     """A residual block of two convolutions with batch norms."""
 
@@ -215,6 +230,20 @@ class WordClassifier(nn.Module):
         return self.head(last[0])
 
 
+class CharacterGRU(nn.Module):
+    """Predicts the next character with a GRU."""
+
+    def __init__(self, vocabulary: int, *, width: int = 1) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(vocabulary, 8 * width)
+        self.gru = nn.GRU(8 * width, 16 * width, batch_first=True)
+        self.head = nn.Linear(16 * width, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits ``[B, T, vocabulary]`` of characters ``[B, T]``."""
+        return self.head(self.gru(self.characters(x))[0])
+
+
 class SequenceEncoder(nn.Module):
     """Torch's encoder over a sequence, averaged and classified."""
 
@@ -272,6 +301,8 @@ class Problem:
     max_training: int = 5_000
     repeats: int = 1
     """Seeds for each one asked for: small sets get more, because their scores are noisy."""
+    is_fresh: bool = False
+    """Whether it was added after the rule of the race was chosen."""
 
     @property
     def source(self) -> str:
@@ -416,6 +447,43 @@ PROBLEMS = {
             metric="loss",
             epochs=8,
             max_training=600,
+        ),
+        _tabular("insurance", learning_rate=1e-3, is_fresh=True),
+        _tabular("boston", metric="mse", is_fresh=True, **SMALL),
+        _tabular("glass", is_fresh=True, **SMALL),
+        _tabular("ionosphere", learning_rate=1e-3, is_fresh=True, **SMALL),
+        _tabular("musk", learning_rate=1e-3, is_fresh=True, **SMALL),
+        _tabular("sonar", learning_rate=1e-3, is_fresh=True, **SMALL),
+        Problem(
+            name="fashion-norm",
+            data="fashion",
+            title="CNN, 2 convolutions of 4 channels with batch norms",
+            make=lambda data, multiple: norm_cnn(data.n_classes, channels=4 * multiple),
+            epochs=12,
+            max_training=2_000,
+            is_fresh=True,
+        ),
+        Problem(
+            name="fashion-wide",
+            data="fashion",
+            title="MLP, 2 hidden layers of 256",
+            make=lambda data, multiple: nn.Sequential(
+                nn.Flatten(), mlp(196, data.n_classes, hidden=256 * multiple)
+            ),
+            epochs=12,
+            max_training=1_500,
+            learning_rate=1e-3,
+            is_fresh=True,
+        ),
+        Problem(
+            name="python-gru",
+            data="python",
+            title="GRU of 16 on characters of 8",
+            make=lambda data, multiple: CharacterGRU(data.n_classes, width=multiple),
+            metric="loss",
+            epochs=12,
+            max_training=1_000,
+            is_fresh=True,
         ),
     )
 }

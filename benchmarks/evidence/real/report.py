@@ -33,7 +33,8 @@ brackets), of parameters geometric. Search: the best of the four widths by valid
 are their sum. Two sizes: x1 if its validation is within 1 point, or 1% of the loss, of that of x4,
 else x4. Half the epochs: the given model's best of the first half. A width suffices if its mean
 test is within 1 point, or 1% of the loss, of that of the best width. Intervals resample data sets
-with all their problems, and seeds.\
+with all their problems, and seeds. Seconds are of the seeds of which all arms were timed side by
+side.\
 """
 
 Row = Mapping[str, Any]
@@ -45,6 +46,7 @@ class Arm:
 
     test: np.ndarray
     seconds: np.ndarray
+    """NaN for seeds whose arms were not all timed side by side."""
     parameters: np.ndarray
 
 
@@ -69,7 +71,7 @@ class Comparison:
 
     def times(self, arm: str, over: str = "x1") -> float:
         """Return the seconds of an arm relative to those of another one."""
-        return float(self.arms[arm].seconds.mean() / self.arms[over].seconds.mean())
+        return float(np.nanmean(self.arms[arm].seconds) / np.nanmean(self.arms[over].seconds))
 
     def size(self, arm: str, over: str = "x1") -> float:
         """Return the parameters of an arm relative to those of another one."""
@@ -101,20 +103,20 @@ def compare(rows: Sequence[Row], problem: Problem, arms: Sequence[str]) -> Compa
     half = [own["x1"]["details"] for own in whole]
     found["half the epochs"] = Arm(
         np.array([each["half"] for each in half]),
-        np.array([each["half_seconds"] for each in half]),
+        np.array([each["half_seconds"] for each in half], float),
         found["x1"].parameters,
     )
     return Comparison(problem, found)
 
 
 def _arm(rows: Sequence[Row]) -> Arm:
-    columns = (np.array([row[name] for row in rows]) for name in ("test", "seconds", "parameters"))
-    return Arm(*columns)
+    names = ("test", "seconds", "parameters")
+    return Arm(*(np.array([row[name] for row in rows], float) for name in names))
 
 
 def _chosen(trained: Sequence[Sequence[Row]], chosen: Sequence[Row]) -> Arm:
     """Return the arm that trains several models for each seed and takes one."""
-    seconds = np.array([sum(row["seconds"] for row in rows) for rows in trained])
+    seconds = np.sum([_arm(rows).seconds for rows in trained], axis=1)
     own = _arm(chosen)
     return Arm(own.test, seconds, own.parameters)
 
@@ -232,7 +234,7 @@ def make_aims(found: Sequence[Comparison], arm: str) -> str:
     suffices = [each.size(arm) for each in found if each.sufficient == "x1"]
     others = [each.size(arm, each.sufficient) for each in found if each.sufficient != "x1"]
     large = [each for each in found if each.arms["x1"].parameters.mean() >= LARGE]
-    own = [float(np.mean(each.arms[arm].seconds / _own_seconds(each, arm))) for each in large]
+    own = [float(np.nanmean(each.arms[arm].seconds / _own_seconds(each, arm))) for each in large]
     names = ", ".join(f"{e.problem.name} ({e.gain(arm, 'x4').mean():+.1f})" for e in worse)
     better = two.low >= -0.5 and (faster.high < 1.0 or smaller.high < 1.0)
     rows = [
@@ -287,7 +289,11 @@ def make_aims(found: Sequence[Comparison], arm: str) -> str:
 
 
 def _ratio(what: str, arm: str, over: str) -> Callable[[Comparison], np.ndarray]:
-    return lambda each: getattr(each.arms[arm], what) / getattr(each.arms[over], what)
+    def ratio(each: Comparison) -> np.ndarray:
+        found = getattr(each.arms[arm], what) / getattr(each.arms[over], what)
+        return found[np.isfinite(found)]
+
+    return ratio
 
 
 def _own_seconds(each: Comparison, arm: str) -> np.ndarray:
@@ -331,7 +337,7 @@ def make_problem_table(found: Sequence[Comparison], arms: Sequence[str]) -> str:
     for each in found:
         scale, digits = (1.0, 4) if each.problem.is_loss else (100.0, 1)
         scores = [f"{scale * each.arms[name].test.mean():.{digits}f}" for name in names]
-        times = [f"{each.arms[name].seconds.mean():.1f}" for name in ("x1", "x8", *arms)]
+        times = [f"{np.nanmean(each.arms[name].seconds):.1f}" for name in ("x1", "x8", *arms)]
         sizes = [f"{each.arms[name].parameters.mean():,.0f}" for name in ("x1", *arms)]
         lines.append(
             f"| {each.problem.name} | {each.problem.title} | {each.problem.metric} | "
@@ -373,13 +379,26 @@ def make_report(
     missing = [each.name for each in problems if each.name not in {f.problem.name for f in found}]
     seeds = sorted({each.n_seeds for each in found})
     sets = {each.problem.source for each in found}
+    fresh = [each for each in found if each.problem.is_fresh]
     parts = [
         "# The right size on real data",
-        f"{many(len(found), 'problem')} on {many(len(sets), 'data set')} that nothing was tuned "
-        f"on, with {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds each.",
+        f"{many(len(found), 'problem')} on {many(len(sets), 'data set')}, with "
+        f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds each. No controller "
+        f"learned on them. The rule of the race was chosen on curves of {len(found) - len(fresh)} "
+        f"of them; {len(fresh)} were added afterwards.",
         make_table(found, arm, others),
         "## What `esper.grow` is to reach, at its defaults",
         make_aims(found, arm),
+    ]
+    if 0 < len(fresh) < len(found):
+        names = ", ".join(each.problem.name for each in fresh)
+        parts += [
+            "## The problems that were added after the rule was chosen",
+            f"{names[0].upper()}{names[1:]}.",
+            make_table(fresh, arm, {}),
+            make_aims(fresh, arm),
+        ]
+    parts += [
         "## Each problem",
         make_problem_table(found, [arm]),
         EXPLANATION,

@@ -271,6 +271,7 @@ def _is_usable(word: str) -> bool:
 
 
 SETS: dict[str, Callable[[Path], RealSet]] = {
+    "boston": _from_r("mlbench", "BostonHousing", "medv"),
     "breast-cancer": _load_breast_cancer,
     "diabetes": _load_diabetes,
     "diamonds": _load_diamonds,
@@ -278,13 +279,18 @@ SETS: dict[str, Callable[[Path], RealSet]] = {
     "dna-bases": _load_dna,
     "fashion": _load_fashion,
     "fashion-noisy": _load_noisy_fashion,
+    "glass": _from_r("mlbench", "Glass", "Type"),
     "income": _from_r("kernlab", "income", "INCOME"),
+    "insurance": _from_r("kernlab", "ticdata", "CARAVAN"),
+    "ionosphere": _from_r("mlbench", "Ionosphere", "Class"),
     "letter": _from_r("mlbench", "LetterRecognition", "lettr"),
+    "musk": _from_r("kernlab", "musk", "Class"),
     "ozone": _from_r("mlbench", "Ozone", "V4", "V2", "V3"),
     "pima": _from_r("mlbench", "PimaIndiansDiabetes", "diabetes"),
     "python": _load_python,
     "satellite": _from_r("mlbench", "Satellite", "classes"),
     "shuttle": _from_r("mlbench", "Shuttle", "Class"),
+    "sonar": _from_r("mlbench", "Sonar", "Class"),
     "soybean": _from_r("mlbench", "Soybean", "Class"),
     "spam": _from_r("kernlab", "spam", "type"),
     "vehicle": _from_r("mlbench", "Vehicle", "Class"),

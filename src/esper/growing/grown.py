@@ -28,6 +28,7 @@ from esper.formatting import (
     plain_number,
 )
 from esper.growing.decisions import Decision, Trace
+from esper.growing.sizes import FACTORS
 from esper.growth.block_slot import BlockSlot
 from esper.growth.dry_run import SampleInput
 from esper.growth.host_slots import Slot, slot_size
@@ -47,9 +48,6 @@ WIDTH = 79
 
 FEW_SLOTS = 3
 """Slots up to which all are named."""
-
-WIDEST = 8
-"""How many times as wide as the given model the widest size of a race is."""
 
 ENDED_BY_CONTROLLER = "the controller ended it"
 """Why training ended early if no limit ended it."""
@@ -281,7 +279,7 @@ class GrowthSummary:
             found.append("Wider sizes were left out, because there is no memory for them.")
         if self.max_parameters is not None:
             found.append(f"max_parameters, {self.max_parameters:,}, ruled out wider sizes.")
-        elif self.factor == WIDEST:
+        elif self.factor == FACTORS[-1]:
             found.append("It is the widest size that is tried; a wider given model may do better.")
         return tuple(found)
 
@@ -302,7 +300,7 @@ class GrowthSummary:
         why += f"; stopped early: {listed(lost)}" * bool(lost)
         if self.factor == 1:
             return f"{many(after, 'parameter')}, as before: {why}"
-        limit = ", the widest tried" * (self.factor == WIDEST)
+        limit = ", the widest tried" * (self.factor == FACTORS[-1])
         limit = ", within max_parameters" if self.max_parameters is not None else limit
         return f"{after:,} parameters, {self.factor} times the width of {before:,}{limit}: {why}"
 

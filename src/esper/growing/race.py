@@ -220,11 +220,7 @@ class Race:
 
     def _check_costs(self, flops: float) -> None:
         """Stop if no time is left, or too few FLOPs for the next batch."""
-        seconds, most = self.limits.max_seconds, self.limits.max_flops
-        if seconds is not None and time.monotonic() - self._start > seconds:
-            self.stopped = f"max_seconds of {seconds:g} was reached"
-        if most is not None and flops > most:
-            self.stopped = f"max_flops of {most:.3g} was reached"
+        self.stopped = self.stopped or self.limits.reached(time.monotonic() - self._start, flops)
 
     def _has_no_patience(self, lane: Lane) -> bool:
         patience = self.limits.patience

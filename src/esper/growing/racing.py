@@ -181,7 +181,7 @@ class SizeRace:
             parameters_after=count_parameters(model),
             flops=race.relative_flops,
             n_epochs=len(race.timeline),
-            best_epoch=lane.kept_epoch,
+            best_epoch=lane.kept_epoch if was_kept else 0,
             budget_epochs=work.plan.n_epochs,
             growth=tuple(
                 SlotGrowth(name, (f"x{lane.factor}",), before, after, unit)

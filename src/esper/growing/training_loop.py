@@ -49,6 +49,14 @@ class Limits(Settings):
     patience: PositiveInt | None = None
     """Epochs without a better one after which training ends."""
 
+    def reached(self, seconds: float, flops: float) -> str:
+        """Return which limit these costs are beyond; empty if none."""
+        if self.max_flops is not None and flops > self.max_flops:
+            return f"max_flops of {plain_number(self.max_flops)} was reached"
+        if self.max_seconds is not None and seconds > self.max_seconds:
+            return f"max_seconds of {plain_number(self.max_seconds)} was reached"
+        return ""
+
 
 @dataclass(frozen=True)
 class BestEpoch:
@@ -232,11 +240,8 @@ class TrainingLoop:
 
     def _check_costs(self, flops: float = 0.0) -> None:
         """Stop if no time is left, or too few FLOPs for a batch after those of this epoch."""
-        seconds, most = self.limits.max_seconds, self.limits.max_flops
-        if seconds is not None and time.monotonic() - self._start > seconds:
-            self.stopped = f"max_seconds of {seconds:g} was reached"
-        if most is not None and self.grower.flops + flops + self._batch_flops > most:
-            self.stopped = f"max_flops of {plain_number(most)} was reached"
+        spent = self.grower.flops + flops + self._batch_flops
+        self.stopped = self.limits.reached(time.monotonic() - self._start, spent)
 
     def _check_limits(self) -> None:
         limit = self.limits.patience
