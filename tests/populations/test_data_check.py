@@ -23,11 +23,9 @@ from esper.populations import (
 )
 from esper.populations.host_data import DataCheck
 from tests.populations.worlds import (
-    FORMS,
     GPT,
     MLP,
     Builder,
-    Make,
     compiled,
     in_torch,
     make_data,
@@ -85,16 +83,15 @@ def with_final(config: HostConfig, seed: int = 0) -> HostData:
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "final"])
-@pytest.mark.parametrize("form", FORMS)
-def test_an_unknown_token_is_found_anywhere(form: Make, split: str) -> None:
+def test_an_unknown_token_is_found_anywhere(split: str) -> None:
     data = with_final(GPT)
-    population = form(Builder(GPT), [HostSpec(seed=0, data=data)])
+    population = compiled(Builder(GPT), [HostSpec(seed=0, data=data)])
     spoilt = getattr(data, f"{split}_inputs").clone()
     spoilt[-1, 3] = GPT.vocabulary
     spec = HostSpec(seed=0, data=replace(data, **{f"{split}_inputs": spoilt}))
     where = "" if split == "train" else f" in its {split} split"
     with pytest.raises(ConfigError, match=rf"host 0 .*{where}: index out"):
-        form(Builder(GPT), [spec])
+        compiled(Builder(GPT), [spec])
     with pytest.raises(ConfigError, match="data of host 0 do not fit the model"):
         population.restart(0, spec)
 
@@ -154,8 +151,7 @@ ANSWERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-@pytest.mark.parametrize("form", FORMS)
-def test_any_failure_of_a_model_becomes_a_one_line_error(form: Make, kind: str) -> None:
+def test_any_failure_of_a_model_becomes_a_one_line_error(kind: str) -> None:
     answer, message = ANSWERS[kind]
 
     def build(seed: int) -> nn.Module:
@@ -165,7 +161,7 @@ def test_any_failure_of_a_model_becomes_a_one_line_error(form: Make, kind: str) 
         return model
 
     with pytest.raises(ConfigError, match=rf"host 0 .*{message}") as e:
-        form(build, make_specs(MLP, (8, 8)))
+        compiled(build, make_specs(MLP, (8, 8)))
     assert "\n" not in str(e.value)
 
 
@@ -181,8 +177,7 @@ def test_an_objective_must_return_a_number_for_each_sample() -> None:
         in_torch(Builder(MLP), make_specs(MLP, (8,)), objective=_Total())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_samples_get_no_gradient(form: Make) -> None:
+def test_samples_get_no_gradient() -> None:
     plain = make_specs(MLP, (8, 16))
     wanting = [
         replace(
@@ -191,7 +186,7 @@ def test_samples_get_no_gradient(form: Make) -> None:
         )
         for spec in plain
     ]
-    first, second = form(Builder(MLP), plain), form(Builder(MLP), wanting)
+    first, second = compiled(Builder(MLP), plain), compiled(Builder(MLP), wanting)
     for population in (first, second):
         population.train_epoch()
         population.restart(0, population.specs[1])
@@ -212,11 +207,10 @@ def test_hosts_may_have_samples_of_different_shapes() -> None:
     assert np.isfinite(population.train_epoch().losses).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_only_hosts_with_a_split_are_evaluated_on_it(form: Make) -> None:
+def test_only_hosts_with_a_split_are_evaluated_on_it() -> None:
     data = with_final(MLP, 1)
     specs = [make_specs(MLP, (16,))[0], HostSpec(seed=1, data=data)]
-    population = form(Builder(MLP), specs)
+    population = compiled(Builder(MLP), specs)
     final = population.evaluate("final", hosts=[1])
     validation = population.evaluate(hosts=[1])
     np.testing.assert_array_equal(final.losses, validation.losses)

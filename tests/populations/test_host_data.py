@@ -13,10 +13,9 @@ from esper.errors import ShapeError
 from esper.populations import HostData, HostSpec
 from esper.populations.host_data import BatchOrder
 from tests.populations.worlds import (
-    FORMS,
     MLP,
     Builder,
-    Make,
+    compiled,
     make_data,
 )
 
@@ -49,16 +48,14 @@ def test_a_batch_order_continues_from_its_state() -> None:
     np.testing.assert_array_equal(order.draw_epoch(), twin.draw_epoch())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_epochs_can_have_the_same_length_for_different_sample_counts(form: Make) -> None:
+def test_epochs_can_have_the_same_length_for_different_sample_counts() -> None:
     specs = [HostSpec(seed=n, data=make_data(MLP, n, n)) for n in (9, 40)]
-    population = form(Builder(MLP), specs, PopulationConfig(batch_size=8, batches_per_epoch=3))
+    population = compiled(Builder(MLP), specs, PopulationConfig(batch_size=8, batches_per_epoch=3))
     report = population.train_epoch()
     assert report.flops[0] == report.flops[1] == 3 * 8 * population.costs_of(0).host_training
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_final_split_is_evaluated_separately(form: Make) -> None:
+def test_the_final_split_is_evaluated_separately() -> None:
     data, other = make_data(MLP, 16, 0), make_data(MLP, 30, 1)
     with_final = HostData(
         data.train_inputs,
@@ -68,11 +65,11 @@ def test_the_final_split_is_evaluated_separately(form: Make) -> None:
         other.train_inputs,
         other.train_targets,
     )
-    population = form(Builder(MLP), [HostSpec(seed=0, data=with_final)])
+    population = compiled(Builder(MLP), [HostSpec(seed=0, data=with_final)])
     model = population.model(0).eval()
     losses = torch.nn.functional.cross_entropy(model(other.train_inputs), other.train_targets)
     np.testing.assert_allclose(population.evaluate("final").losses, [losses.item()], rtol=1e-5)
-    bare = form(Builder(MLP), [HostSpec(seed=0, data=data)])
+    bare = compiled(Builder(MLP), [HostSpec(seed=0, data=data)])
     with pytest.raises(ShapeError, match=r"no final split.*final_inputs"):
         bare.evaluate("final")
 

@@ -21,10 +21,9 @@ from esper.populations import (
     make_population,
 )
 from tests.populations.worlds import (
-    FORMS,
     MLP,
     Builder,
-    Make,
+    compiled,
     in_torch,
     make_specs,
 )
@@ -42,20 +41,19 @@ def build_seeding(seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [build_plain, build_seeding])
-@pytest.mark.parametrize("form", FORMS)
 def test_the_seed_determines_hosts_that_draw_from_the_default_generator(
-    form: Make, build: Callable[[int], nn.Module]
+    build: Callable[[int], nn.Module],
 ) -> None:
     specs = make_specs(MLP, (8, 8))
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = form(build, specs)
+    first = compiled(build, specs)
     first.restart(0, replace(specs[0], seed=7))
     first.model(1)
     make_population(build, specs)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    second = form(build, [replace(specs[0], seed=7), specs[1]])
+    second = compiled(build, [replace(specs[0], seed=7), specs[1]])
     for host in range(2):
         for name, tensor in first.get_state(host).tensors.items():
             assert torch.equal(tensor, second.get_state(host).tensors[name])
@@ -94,13 +92,12 @@ def test_costs_depend_on_a_hosts_own_samples() -> None:
         assert table.host_training == training_step_flops(build(0), sample) / 2
 
 
-@pytest.mark.parametrize("form", FORMS)
 def test_a_blueprint_registered_after_the_population_is_rejected(
-    form: Make, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(blueprint, "_REGISTRY", dict(blueprint._REGISTRY))
     specs = make_specs(MLP, (8, 8))
-    population = form(Builder(MLP), specs)
+    population = compiled(Builder(MLP), specs)
     before = population.get_state(0).tensors
     blueprint.register_blueprint(
         blueprint.Blueprint(
