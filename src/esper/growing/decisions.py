@@ -17,7 +17,7 @@ from esper.formatting import (
     whole,
     without_empty,
 )
-from esper.lifecycle.factored_actions import WAIT, GrowthAction, Op
+from esper.lifecycle.factored_actions import WAIT, Op, decode_action
 from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_state import SlotState
@@ -82,6 +82,40 @@ class Decision:
     lanes: dict[str, float] = field(default_factory=dict[str, float])
     """In a race of sizes, the score of each size that trained in this epoch. The other numbers are
     those of the leading size, the smallest one within the tolerance of the best."""
+
+    @classmethod
+    def of(
+        cls,
+        controller: Controller | None,
+        op: Op,
+        choices: list[int],
+        slots: SlotArrays,
+        config: SlotConfig,
+        **facts: Any,
+    ) -> Decision:
+        """Return what was done with the only host, with facts about it.
+
+        Args:
+            controller: The controller, after it chose; None if it was not asked.
+            op: What was done.
+            choices: The choice of each head; empty if the controller was not asked.
+            slots: The slots of the host.
+            config: Their names and blueprints.
+            facts: The other fields.
+        """
+        action = decode_action(choices, config) if choices else WAIT
+        return cls(
+            op=op.name.lower(),
+            slot="" if op in (Op.WAIT, Op.FINISH) else action.slot,
+            blueprint=action.blueprint if op is Op.GERMINATE else "",
+            probabilities={} if controller is None else op_probabilities(controller),
+            choices=choices,
+            value=None if controller is None else expected_return(controller),
+            is_gain=controller is not None and expects_gain(controller),
+            seed_parameters=int(slots.grown_parameters.sum()),
+            slots=slots.states(0, config),
+            **facts,
+        )
 
     @property
     def should_stop(self) -> bool:
@@ -155,48 +189,6 @@ class Decision:
 
     def _repr_html_(self) -> str:
         return Trace([self]).to_html()
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a controller chose, and what became of it."""
-
-    op: Op = Op.WAIT
-    """What was done."""
-    action: GrowthAction = WAIT
-    """What was chosen."""
-    why: str = ""
-    """Why it was not done; empty if it was."""
-    probabilities: dict[str, float] = field(default_factory=dict[str, float])
-    """How likely each legal op was."""
-    heads: list[int] = field(default_factory=list[int])
-    """The choice of each head; empty if the controller was not asked."""
-    value: float | None = None
-    """The return that the controller expected from then on; None if it has no estimate."""
-    is_gain: bool = False
-    """Whether that is relative to the same model with no growth."""
-
-    @classmethod
-    def of(cls, controller: Controller) -> Choice:
-        """Return what a controller told about its last choice."""
-        odds, value = op_probabilities(controller), expected_return(controller)
-        return cls(probabilities=odds, value=value, is_gain=expects_gain(controller))
-
-    def as_decision(self, slots: SlotArrays, config: SlotConfig, **facts: Any) -> Decision:
-        """Return the decision of the only host, whose slots are these, with facts about it."""
-        acts = self.op not in (Op.WAIT, Op.FINISH)
-        return Decision(
-            op=self.op.name.lower(),
-            slot=self.action.slot if acts else "",
-            blueprint=self.action.blueprint if self.op is Op.GERMINATE else "",
-            probabilities=self.probabilities,
-            choices=self.heads,
-            value=self.value,
-            is_gain=self.is_gain,
-            seed_parameters=int(slots.grown_parameters.sum()),
-            slots=slots.states(0, config),
-            **facts,
-        )
 
 
 OnStep = Callable[[Decision], None]

@@ -28,7 +28,7 @@ from esper.config.checks import (
 from esper.config.growth import MAX_EPOCHS, Budget
 from esper.errors import ConfigError, GrowerError, SlotError, type_of
 from esper.growing.averages import AverageKeeper
-from esper.growing.decisions import Choice, Decision, Trace
+from esper.growing.decisions import Decision, Trace
 from esper.growing.epoch_results import EpochReader, EpochResults, require_function
 from esper.growing.own_episode import OwnEpisode
 from esper.growing.recording import Recording, own_training_config, start_recording
@@ -578,14 +578,18 @@ class Grower:
 
     def _decide(self, found: EpochResults) -> Decision:
         episode, problems = self._episode, self._steps.problems
+        op, heads, controller = Op.WAIT, list[int](), None
         if self.epoch >= self.epochs:
-            choice = Choice(why="the budget is used up")
+            why = "the budget is used up"
         elif self.is_finished:
-            choice = Choice(why="the controller has ended the training")
+            why = "the controller has ended the training"
         else:
-            choice = episode.choose()
-            self.is_finished = choice.op == Op.FINISH
-        return choice.as_decision(
+            op, heads, why = episode.choose()
+            controller, self.is_finished = episode.controller, op == Op.FINISH
+        return Decision.of(
+            controller,
+            op,
+            heads,
             episode.hosts.refresh(),
             episode.slot_config,
             epoch=self.epoch,
@@ -593,7 +597,7 @@ class Grower:
             train_loss=found.train_loss,
             val_loss=found.finite_val_loss,
             score=found.score,
-            why=f"the model was rolled back: {problems[0]}" if problems else choice.why,
+            why=f"the model was rolled back: {problems[0]}" if problems else why,
             parameters=count_parameters(self._module),
             flops=float(episode.records.flops_used[0]),
         )

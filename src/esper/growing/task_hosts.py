@@ -16,7 +16,7 @@ from esper.config.growth import Budget
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.episodes import StepResult
 from esper.errors import RunError
-from esper.growing.decisions import Choice, Decision, OnStep, Trace, end_note, ignore_step
+from esper.growing.decisions import Decision, OnStep, Trace, end_note, ignore_step
 from esper.growing.grown import (
     Grown,
     GrowthSummary,
@@ -30,7 +30,7 @@ from esper.growing.progress import EpochProgress
 from esper.growth.export import export
 from esper.growth.host_slots import slots
 from esper.growth.modules import count_parameters
-from esper.lifecycle.factored_actions import HEAD_NAMES, Op, decode_action
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.modes import suitable_threads
 from esper.progress import ShowProgress
 from esper.tamiyo import Controller, NoGrowth, Replay
@@ -165,13 +165,10 @@ def _describe(
     best, n_grown = int(records.settled_epoch[0]), int(result.slots.grown_parameters.sum())
     is_other = bool(result.terminated[0]) and best != records.epoch[0]
     why = result.refusals.get(0) or result.interventions.get(0, "")
-    choice = replace(
-        Choice.of(controller),
-        op=Op(int(result.op_done[0])),
-        action=decode_action(actions[0], config),
-        heads=actions[0].tolist(),
-    )
-    return choice.as_decision(
+    return Decision.of(
+        controller,
+        Op(int(result.op_done[0])),
+        actions[0].tolist(),
         result.slots,
         config,
         epoch=int(result.epoch[0]),
