@@ -39,7 +39,8 @@ from warm_start_runs import (
 )
 
 FOLDER = Path(__file__).parent / "warm_start"
-N_SEEDS = 5
+N_SEEDS, N_FORGETTING = 5, 3
+"""Seeds that are reported, and those of the part on forgetting."""
 TUNED_AT = 0.5
 """The extra FLOPs at which settings are chosen; for larger models also that more than 1."""
 FORGETTING_EXTRA = 0.5
@@ -57,7 +58,7 @@ class Campaign:
 
     def __init__(self, path: Path, *, is_small: bool, only: str | None, is_report: bool) -> None:
         self.names = [name for name in PROBLEMS if only in (None, name)]
-        self.n_seeds = 2 if is_small else N_SEEDS
+        self.n_seeds, self.n_forgetting = (2, 1) if is_small else (N_SEEDS, N_FORGETTING)
         self.has_forgetting = only in (None, PROSE)
         self._is_small, self._is_report, self._path = is_small, is_report, path
         self._found: dict[str, list[Row]] = {}
@@ -72,14 +73,12 @@ class Campaign:
 
     def run_all(self) -> None:
         """Run what is missing, what is most wanted first."""
-        for seed in range(self.n_seeds):
-            for name in self.names:
-                self.arms(name, "decayed", seed)
-            if self.has_forgetting:
-                self.forgetting(seed)
-        for seed, name in product(range(self.n_seeds), self.names):
-            if "constant" in PROBLEMS[name].bases:
-                self.arms(name, "constant", seed)
+        for base in BASES:
+            for name, seed in product(reversed(self.names), range(self.n_seeds)):
+                if base in PROBLEMS[name].bases:
+                    self.arms(name, base, seed)
+        for seed in range(self.n_forgetting if self.has_forgetting else 0):
+            self.forgetting(seed)
 
     def arms(self, name: str, base: str, seed: int) -> dict[str, list[Row]]:
         """Return the results of the given model and of each arm, by budget."""

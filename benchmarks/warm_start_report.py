@@ -21,7 +21,7 @@ def report(runs: Any) -> str:
     """Return all tables of a campaign as Markdown."""
     parts = ["# More budget for a model that is trained already"]
     for name in runs.names:
-        for base in ("decayed", "constant"):
+        for base in PROBLEMS[name].bases:
             parts += _comparison(runs, name, base)
     if runs.has_forgetting:
         parts += _forgetting(runs)
@@ -58,7 +58,7 @@ def _comparison(runs: Any, name: str, base: str) -> list[str]:
     return [
         f"## {problem.title[0].upper()}{problem.title[1:]}, {base} rate",
         f"Test {unit}, mean of seeds; below it the difference to continuing, paired by seed, with "
-        f"its 95% interval, and on how many seeds it is better. {_finished(runs, seeds)} The given "
+        f"its 95% interval, and on how many seeds it is better. {_finished(runs.n_seeds, seeds)} The given "
         f"model has {given:.{digits}f} after {problem.unit:g} GFLOPs and "
         f"{_mean(seed['given'][0]['seconds'] for seed in seeds):.0f} s. Learning rates were chosen "
         f"on another seed at +50%: given {runs.base_rate(name):g}, {chosen}; the larger model: "
@@ -68,7 +68,7 @@ def _comparison(runs: Any, name: str, base: str) -> list[str]:
 
 
 def _forgetting(runs: Any) -> list[str]:
-    seeds = _collect(runs.n_seeds, runs.forgetting)
+    seeds = _collect(runs.n_forgetting, runs.forgetting)
     if not seeds:
         return []
     rows: list[list[str]] = []
@@ -83,16 +83,16 @@ def _forgetting(runs: Any) -> list[str]:
         "## Forgetting: prose, then code",
         "The GPT is trained on the book that ships with Esper and the texts of Python's help, then "
         "on the source of Python's library with half of the FLOPs. Test losses in nats, mean of "
-        f"seeds. {_finished(runs, seeds)} Before, it has {before[0]} on prose and {before[1]} on "
+        f"seeds. {_finished(runs.n_forgetting, seeds)} Before, it has {before[0]} on prose and {before[1]} on "
         "code. Rates are relative to that of the first training; all are shown, because a lower "
         "one learns less and forgets less.",
         table(["trained", "rate", "parameters", "prose", "code", "seconds"], rows),
     ]
 
 
-def _finished(runs: Any, seeds: Sequence[Any]) -> str:
+def _finished(n_all: int, seeds: Sequence[Any]) -> str:
     """Return how much of a section has been run."""
-    n_done, n_all = len(seeds), runs.n_seeds
+    n_done = len(seeds)
     return f"{n_done} seeds." if n_done == n_all else f"**Unfinished: {n_done} of {n_all} seeds.**"
 
 

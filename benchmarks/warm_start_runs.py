@@ -142,14 +142,13 @@ def load_code() -> Data:
 
 _GPT = Problem(
     title="character GPT of width 48 on text",
-    config=GPTHostConfig(vocabulary=len(ASCII), context=CONTEXT, width=48, hidden=192, n_heads=4),
+    config=GPTHostConfig(vocabulary=len(ASCII), context=CONTEXT, width=48, hidden=96, n_heads=4),
     load=_load_text,
-    unit=2_000.0,  # 6 million characters, 90 for each of its parameters
+    unit=500.0,  # 1.7 million characters, 35 for each of its parameters
     batch_size=64,
     n_scored=2048,
-    rates=(5e-3, 1e-2),
+    rates=(5e-3,),
     bases=("decayed",),
-    extra=(0.25, 0.5, 1.0),
     is_accuracy=False,
 )
 PROBLEMS = {
@@ -160,21 +159,22 @@ PROBLEMS = {
         unit=24.0,  # 36 passes over the data
         batch_size=256,
         n_scored=4_000,
-        rates=(5e-3, 1e-2, 2e-2),
+        rates=(5e-3, 1e-2),
     ),
     "fashion": Problem(
         title="residual CNN on Fashion-MNIST, 7 x 7",
         config=CNNHostConfig(image_size=7),
         load=_load_fashion,
-        unit=150.0,  # 40 passes over the data
+        unit=60.0,  # 14 passes over the data
         batch_size=64,
         n_scored=10_000,
-        rates=(1e-2, 2e-2, 4e-2),
+        rates=(1e-2, 2e-2),
+        bases=("decayed",),
     ),
     "text": _GPT,
 }
 PROSE = "prose"
-ALL_PROBLEMS = {**PROBLEMS, PROSE: replace(_GPT, load=_load_prose, unit=500.0)}
+ALL_PROBLEMS = {**PROBLEMS, PROSE: replace(_GPT, load=_load_prose, unit=300.0)}
 """With the model that learns code after prose."""
 
 

@@ -322,3 +322,11 @@ def test_counts_agree_with_models_built_by_hand() -> None:
         0,
         count_of_wider_mlp(12) - count_of_wider_mlp(6),
     )
+
+
+def test_printed_slots_have_their_present_size() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    host = slots(esper.add_slots(model, ["0>2"], torch.randn(2, 4)))
+    assert str(host) == "0>2: dormant; 8 units"
+    host.germinate("0>2", "widen_large")
+    assert str(host) == "0>2: fossilized; 16 units"

@@ -133,7 +133,7 @@ class HostSlots(Mapping[str, Slot]):
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{name}: {self.lives[name].stage.name.lower()}; {describe_site(slot.site)}"
+            f"{name}: {slot.stage.name.lower()}; {describe_site(slot.site, slot_size(slot).hidden)}"
             for name, slot in self.items()
         )
 
@@ -601,18 +601,14 @@ class HostSlots(Mapping[str, Slot]):
             self.model.__dict__.pop(DDP_IGNORES, None)
 
 
-def describe_site(site: SlotSite) -> str:
-    """Return what grows in a slot, in words."""
-    match site.what:
-        case "units":
-            assert site.group is not None
-            places = len(site.group.places)
-            what = "units" if site.group.heads is None else "heads"
-            return f"{site.size:,} {what}" + (f" in each of {places} places" if places > 1 else "")
-        case "blocks":
-            return f"{site.size:,} blocks"
-        case "module":
-            return "modules beside the block"
+def describe_site(site: SlotSite, size: int | None = None) -> str:
+    """Return what grows in a slot, in words; its size may be another one now."""
+    size = site.size if size is None else size
+    if site.group is not None:
+        places = len(site.group.places)
+        what = "units" if site.group.heads is None else "heads"
+        return f"{size:,} {what}" + (f" in each of {places} places" if places > 1 else "")
+    return "modules beside the block" if site.blocks is None else f"{size:,} blocks"
 
 
 def slot_size(slot: Slot) -> SlotSize:
