@@ -49,9 +49,9 @@ class Keeper:
 
     def __init__(self) -> None:
         self.present: set[str] = set()
-        self.full: set[str] = set()
-        self.has_own_growth = False
-        self.can_scale = True
+        self.full = False
+        self.starts_blended = False
+        self.can_blend = True
         self.log: list[str] = []
         self.problem: str | None = None
 
@@ -75,19 +75,16 @@ class Keeper:
         self.log.append("absorb")
         return 3
 
-    def starts_blended(self, slot: str) -> bool:
-        return self.has_own_growth
+    def __getitem__(self, slot: str) -> Keeper:
+        return self
 
-    def can_blend(self, slot: str) -> bool:
-        return self.can_scale
+    def is_full(self) -> bool:
+        return self.full
 
-    def is_full(self, slot: str) -> bool:
-        return slot in self.full
-
-    def find_start_problem(self, slot: str) -> str | None:
+    def find_start_problem(self) -> str | None:
         return self.problem
 
-    def explain_misfit(self, slot: str, blueprint: str) -> str:
+    def explain_misfit(self, blueprint: str) -> str:
         return "it is another kind"
 
 
@@ -484,19 +481,19 @@ def test_a_new_seed_can_be_committed_immediately(advances_alone: bool) -> None:
 
 def test_a_slot_whose_block_is_full_stays_fossilized() -> None:
     host = Host(min_training_epochs=0, min_holding_epochs=0, embargo_epochs=1, commits_at_once=True)
-    host.keeper.has_own_growth, host.keeper.full = True, {"a"}
+    host.keeper.starts_blended, host.keeper.full = True, True
     host.do(Op.GERMINATE)
     for _ in range(5):
         host.lives.tick(host.keeper)
         assert host.life.stage == Stage.FOSSILIZED
-    host.keeper.full = set()
+    host.keeper.full = False
     host.lives.tick(host.keeper)
     assert host.life.stage == Stage.DORMANT
 
 
 def test_units_and_blocks_are_blended_in_as_soon_as_they_germinate() -> None:
     host = Host(embargo_epochs=1, commits_at_once=False)
-    host.keeper.has_own_growth = True
+    host.keeper.starts_blended = True
     host.do(Op.GERMINATE, tempo_epochs=3, alpha_target=1.0)
     assert (host.life.stage, round(host.life.alpha, 3)) == (Stage.BLENDING, 0.333)
     host.tick(2)
@@ -507,12 +504,12 @@ def test_units_and_blocks_are_blended_in_as_soon_as_they_germinate() -> None:
     assert host.life == SlotLife(fossils=(Fossil("norm", BlendStyle.ADD_LINEAR, 1.0, 3),))
 
 
-@pytest.mark.parametrize(("commits_at_once", "can_scale"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("commits_at_once", "can_blend"), [(True, True), (False, False)])
 def test_units_and_blocks_that_cannot_be_scaled_are_committed_as_they_germinate(
-    commits_at_once: bool, can_scale: bool
+    commits_at_once: bool, can_blend: bool
 ) -> None:
     host = Host(commits_at_once=commits_at_once)
-    host.keeper.has_own_growth, host.keeper.can_scale = True, can_scale
+    host.keeper.starts_blended, host.keeper.can_blend = True, can_blend
     host.do(Op.GERMINATE, alpha_target=0.7)
     assert (host.life.stage, host.life.alpha) == (Stage.FOSSILIZED, 0.7)
     assert host.keeper.log == ["add norm", "commit"]
@@ -520,7 +517,7 @@ def test_units_and_blocks_that_cannot_be_scaled_are_committed_as_they_germinate(
 
 def test_growth_that_would_change_the_model_stays_germinated() -> None:
     host = Host()
-    host.keeper.has_own_growth, host.keeper.problem = True, "a weight is not finite"
+    host.keeper.starts_blended, host.keeper.problem = True, "a weight is not finite"
     host.do(Op.GERMINATE)
     assert host.life.stage == Stage.GERMINATED
     assert host.do(Op.ADVANCE) == "a weight is not finite"

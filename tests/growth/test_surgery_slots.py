@@ -120,7 +120,7 @@ def test_alpha_scales_what_is_read_of_a_seed_and_pruning_cuts_it_out(
     model, x = _build(name, BLENDED)
     host_slots = slots(model)
     able = [s for s in host_slots if host_slots.slot_config.does_fit(blueprint, s)]
-    able = [s for s in able if host_slots.can_blend(s)]
+    able = [s for s in able if host_slots[s].can_blend]
     if not able:
         pytest.skip("nothing of this network grows so")
     slot = able[-1]
@@ -161,7 +161,7 @@ def test_a_committed_seed_keeps_the_alpha_that_it_had() -> None:
 
 def test_units_that_read_one_another_are_committed_at_once() -> None:
     model, _ = _build("lstm", BLENDED)
-    (slot,) = (name for name, each in slots(model).items() if not slots(model).can_blend(name))
+    (slot,) = (name for name, each in slots(model).items() if not each.can_blend)
     slots(model).germinate(slot, "widen_large")
     assert slots(model)[slot].stage == Stage.FOSSILIZED
 

@@ -362,15 +362,6 @@ class HostSlots(Mapping[str, Slot]):
         self._notify((slot,))
         return n_units
 
-    def starts_blended(self, slot: str) -> bool:
-        """Return whether seeds of a slot skip isolated training, because they start at zero."""
-        return isinstance(self[slot], SurgerySlot)
-
-    def can_blend(self, slot: str) -> bool:
-        """Return whether a slot's seed can be scaled by alpha; others are committed at once."""
-        place = self[slot]
-        return isinstance(place, SeedSlot) or place.can_blend
-
     def _grow(self, place: UnitSlot | BlockSlot, n_new: int) -> None:
         self._operate(place, n_new, partial(place.grow, n_new=n_new))
 
@@ -437,18 +428,6 @@ class HostSlots(Mapping[str, Slot]):
             while len(self.journal) > n_kept:
                 self.journal.pop().undo()
             self._notify(tuple(self))
-
-    def is_full(self, slot: str) -> bool:
-        """Return whether a slot has all units or blocks that it may have."""
-        return self[slot].is_full()
-
-    def find_start_problem(self, slot: str) -> str | None:
-        """Return why a germinated seed may not start training, or None if it may."""
-        return self[slot].find_start_problem()
-
-    def explain_misfit(self, slot: str, blueprint: str) -> str:
-        """Return why a blueprint does not fit a slot."""
-        return self[slot].explain_misfit(blueprint)
 
     def place(self, slot: str, *, is_used: bool) -> None:
         """Put a slot into the model instead of its block, or the block back."""

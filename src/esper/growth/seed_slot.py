@@ -177,6 +177,8 @@ class SeedSlot(SlotBase, BlockWrapper):
         """Return how many parameters the fossils have."""
         return count_parameters(self.fossils)
 
+    can_blend: bool = True
+
     def is_full(self) -> bool:
         """Return False: modules can always grow beside a block."""
         return False

@@ -21,6 +21,8 @@ class SlotBase:
     site: SlotSite
     is_off: bool
     """Whether the seed is disabled, to measure what it contributes; committed ones never are."""
+    starts_blended: bool = False
+    """Whether seeds skip isolated training, because they start at zero."""
     _lives: SlotStates
 
     @property

@@ -100,6 +100,32 @@ class SlotLife:
         self.stage, self.stage_epochs = stage, 0
 
 
+class SlotRules(Protocol):
+    """What limits the seeds of a slot."""
+
+    @property
+    def starts_blended(self) -> bool:
+        """Whether seeds skip isolated training, because they start at zero."""
+        ...
+
+    @property
+    def can_blend(self) -> bool:
+        """Whether the seed can be scaled by alpha; others are committed at once."""
+        ...
+
+    def is_full(self) -> bool:
+        """Return whether the slot has all units or blocks that it may have."""
+        ...
+
+    def find_start_problem(self) -> str | None:
+        """Return why a germinated seed may not start training, or None if it may."""
+        ...
+
+    def explain_misfit(self, blueprint: str) -> str:
+        """Return why a blueprint does not fit the slot."""
+        ...
+
+
 class SeedKeeper(Protocol):
     """The owner of a host's seed modules."""
 
@@ -127,24 +153,8 @@ class SeedKeeper(Protocol):
         """
         ...
 
-    def starts_blended(self, slot: str) -> bool:
-        """Return whether seeds of a slot skip isolated training, because they start at zero."""
-        ...
-
-    def can_blend(self, slot: str) -> bool:
-        """Return whether a slot's seed can be scaled by alpha; others are committed at once."""
-        ...
-
-    def is_full(self, slot: str) -> bool:
-        """Return whether a slot has all units or blocks that it may have."""
-        ...
-
-    def find_start_problem(self, slot: str) -> str | None:
-        """Return why a germinated seed may not start training, or None if it may."""
-        ...
-
-    def explain_misfit(self, slot: str, blueprint: str) -> str:
-        """Return why a blueprint does not fit a slot."""
+    def __getitem__(self, slot: str) -> SlotRules:
+        """Return what limits a slot's seeds."""
         ...
 
 
@@ -234,7 +244,7 @@ class SlotStates:
             return Outcome(action, was_done=True)
         is_start = action.op == Op.ADVANCE and self[action.slot].stage == Stage.GERMINATED
         if is_start and reason is None:
-            reason = keeper.find_start_problem(action.slot)
+            reason = keeper[action.slot].find_start_problem()
         if reason is not None:
             return Outcome(action, was_done=False, reason=reason)
         self._change(action, keeper)
@@ -259,7 +269,7 @@ class SlotStates:
             if life.stage in COOLING_STAGES and not life.has_seed:
                 self._cool_down(slot, life)
             is_over = life.stage == Stage.FOSSILIZED and self._is_embargo_over(life)
-            if is_over and not keeper.is_full(slot):
+            if is_over and not keeper[slot].is_full():
                 self.absorb(slot, keeper)
             self._notify(slot)
 
@@ -372,9 +382,9 @@ class SlotStates:
     def _settle_start(self, slot: str, keeper: SeedKeeper) -> bool:
         """Let a new seed start where it needs no training of its own; return if it is committed."""
         life = self[slot]
-        if not keeper.starts_blended(slot) or keeper.find_start_problem(slot) is not None:
+        if not keeper[slot].starts_blended or keeper[slot].find_start_problem() is not None:
             return False
-        if self.growth_config.commits_at_once or not keeper.can_blend(slot):
+        if self.growth_config.commits_at_once or not keeper[slot].can_blend:
             self.commit(slot, keeper)
             return True
         self._advance(life)
@@ -387,7 +397,7 @@ class SlotStates:
         while self.growth_config.advances_alone and life.stage in ADVANCEABLE_STAGES:
             if self._find_closed_gate(Op.ADVANCE, slot) is not None:
                 return
-            if life.stage == Stage.GERMINATED and keeper.find_start_problem(slot) is not None:
+            if life.stage == Stage.GERMINATED and keeper[slot].find_start_problem() is not None:
                 return
             self._advance(life)
 
@@ -443,7 +453,7 @@ class SlotStates:
             elsewhere = f" (it fits {', '.join(others)})" if others else ""
             return (
                 f"blueprint {action.blueprint!r} does not fit slot {action.slot!r}: "
-                f"{keeper.explain_misfit(action.slot, action.blueprint)}{elsewhere}; choose from "
+                f"{keeper[action.slot].explain_misfit(action.blueprint)}{elsewhere}; choose from "
                 f"{', '.join(fitting)}."
             )
         stages = ", ".join(f"{slot} {life.stage.name.lower()}" for slot, life in self.items())

@@ -48,6 +48,7 @@ from esper.growth.surgery.units import (
 class SurgerySlot(SlotBase, ABC):
     """A slot in which a model's own layers grow."""
 
+    starts_blended = True
     unit: ClassVar[str]
     """What is counted: "units" or "blocks"."""
 

@@ -44,20 +44,20 @@ class Keeper:
     def absorb_seed(self, slot: str) -> int:
         return 0
 
-    def starts_blended(self, slot: str) -> bool:
+    starts_blended = False
+    can_blend = True
+
+    def __getitem__(self, slot: str) -> Keeper:
+        return self
+
+    def is_full(self) -> bool:
         return False
 
-    def can_blend(self, slot: str) -> bool:
-        return True
-
-    def is_full(self, slot: str) -> bool:
-        return False
-
-    def find_start_problem(self, slot: str) -> str | None:
+    def find_start_problem(self) -> str | None:
         self.n_refusals -= 1
         return "it may not start yet" if self.n_refusals >= 0 else None
 
-    def explain_misfit(self, slot: str, blueprint: str) -> str:
+    def explain_misfit(self, blueprint: str) -> str:
         return "it is another kind"
 
 
