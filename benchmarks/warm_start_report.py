@@ -58,8 +58,8 @@ def _comparison(runs: Any, name: str, base: str) -> list[str]:
     return [
         f"## {problem.title[0].upper()}{problem.title[1:]}, {base} rate",
         f"Test {unit}, mean of seeds; below it the difference to continuing, paired by seed, with "
-        f"its 95% interval, and on how many seeds it is better. {_finished(runs.n_seeds, seeds)} The given "
-        f"model has {given:.{digits}f} after {problem.unit:g} GFLOPs and "
+        f"its 95% interval, and on how many seeds it is better. {_finished(runs.n_seeds, seeds)} "
+        f"The given model has {given:.{digits}f} after {problem.unit:g} GFLOPs and "
         f"{_mean(seed['given'][0]['seconds'] for seed in seeds):.0f} s. Learning rates were chosen "
         f"on another seed at +50%: given {runs.base_rate(name):g}, {chosen}; the larger model: "
         f"{sizes}.",
@@ -83,9 +83,9 @@ def _forgetting(runs: Any) -> list[str]:
         "## Forgetting: prose, then code",
         "The GPT is trained on the book that ships with Esper and the texts of Python's help, then "
         "on the source of Python's library with half of the FLOPs. Test losses in nats, mean of "
-        f"seeds. {_finished(runs.n_forgetting, seeds)} Before, it has {before[0]} on prose and {before[1]} on "
-        "code. Rates are relative to that of the first training; all are shown, because a lower "
-        "one learns less and forgets less.",
+        f"seeds. {_finished(runs.n_forgetting, seeds)} Before, it has {before[0]} on prose and "
+        f"{before[1]} on code. Rates are relative to that of the first training; all are "
+        "shown, because a lower one learns less and forgets less.",
         table(["trained", "rate", "parameters", "prose", "code", "seconds"], rows),
     ]
 

@@ -27,25 +27,11 @@ from esper.growth.slot_states import Fossil, SlotLife
 from esper.lifecycle.factored_actions import BlendStyle
 
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
-_STATE = (
-    "_non_persistent_buffers_set",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+_STATE = tuple(name for name in vars(nn.Module()) if name not in (*_REGISTRIES, "training"))
 """Attributes of ``nn.Module`` itself, besides its parameters, buffers and submodules."""
 
 _WRITABLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
-
+"""Types of default values that a graph can express."""
 
 _DEPTH = 4
 """How many levels of containers are searched for Esper objects."""
