@@ -9,13 +9,11 @@ from statistics import median
 import pytest
 
 from esper.dashboard import views
-from esper.dashboard.report import collect_data, evaluation_view
+from esper.dashboard.report import collect_data
 from esper.errors import ReportError
-from esper.results.sentences import verdict_sentences
 from esper.telemetry import open_run
 from esper.training.run import load_run
 from tests.dashboard.report_samples import make_run
-from tests.evidence.examples import make_arm, make_evidence, make_hosts
 
 
 def test_the_typical_and_the_best_episode_are_from_the_last_sixth_of_the_rounds(
@@ -46,18 +44,6 @@ def test_runs_of_any_length_give_valid_json(tmp_path: Path) -> None:
     assert [one["run"]["name"] for one in data["runs"]] == list(runs)
     for one in data["runs"]:
         assert bool(one["episodes"]) == any(part["n_episodes"] for part in one["learned"]["parts"])
-
-
-def test_the_verdict_of_an_evaluation_is_computed_from_its_measurements() -> None:
-    evidence = make_evidence(
-        make_arm("learned", make_hosts(2, 30, gain=0.1), kind="learned", grown_share=0.5),
-        make_arm("heuristic", make_hosts(1, 30, seed=1), kind="tuned"),
-    )
-    found = evaluation_view(evidence, "a file")
-    assert (found["file"], found["runs"], found["n_hosts"]) == ("a file", ["run0", "run1"], 30)
-    assert found["sentences"] == list(verdict_sentences(evidence))
-    assert [one["against"] for one in found["differences"]] == ["heuristic"]
-    assert [row[0] for row in found["tables"][0]["rows"]] == ["learned", "heuristic"]
 
 
 def test_a_run_without_records_is_refused(tmp_path: Path) -> None:

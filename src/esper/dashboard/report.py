@@ -25,7 +25,6 @@ from esper.storage.files import MALFORMED, open_file, plain_reason, write_atomic
 from esper.version import __version__
 
 if TYPE_CHECKING:
-    from esper.results.evidence import Evidence
     from esper.training.run import Run
 
 _MARKED = 200
@@ -218,27 +217,13 @@ def _find_evaluations(
 
 
 def _read_evaluation(path: Path) -> list[views.EvaluationView]:
-    from esper.results.files import read_evidence_file
+    from esper.results.files import read_verdicts
 
     try:
-        return [evaluation_view(entry, str(path)) for entry in read_evidence_file(path)]
-    except OSError as error:
+        return [views.evaluation_view(*pair, str(path)) for pair in read_verdicts(path)]
+    except (OSError, *MALFORMED) as error:
+        is_system = isinstance(error, OSError)
+        reason = error.strerror or error if is_system else plain_reason(error)
         raise EvidenceError(
-            f"cannot read {path}: {error.strerror or error}; give an evaluation.json of esper "
-            "evaluate."
+            f"cannot read {path}: {reason}; give an evaluation.json of esper evaluate."
         ) from error
-
-
-def evaluation_view(evidence: Evidence, file: str) -> views.EvaluationView:
-    """Return the results of an evaluation, computed again from its measurements."""
-    from esper.results.sentences import verdict_json
-    from esper.results.tables import facts, results_table, settings_table
-
-    shown = views.evaluation_view(evidence.to_json(), verdict_json(evidence), file)
-    shown["facts"] = list(facts(evidence))
-    shown["tables"] = [
-        {"headers": list(table.headers), "rows": [list(row) for row in table.rows]}
-        for table in (results_table(evidence), settings_table(evidence))
-        if table.rows
-    ]
-    return shown

@@ -21,9 +21,8 @@ ComparisonView = EvaluationView = Row
 """The results in a run's folder, and those of one evaluation at one price.
 
 ``sentences`` are what the intervals support: the first is about the best baseline. ``differences``
-are the learned controller minus each other one on the same hosts. ``facts`` and ``tables`` of an
-evaluation are only in a report, because computing them takes seconds, and ``problems`` are
-sentences about unreadable files.
+are the learned controller minus each other one on the same hosts, and ``problems`` are sentences
+about unreadable files.
 """
 
 NO_RESULTS: ComparisonView = {
@@ -131,6 +130,4 @@ def evaluation_view(
         "split": str(verdict["split"]),
         "sentences": [str(sentence) for sentence in verdict["sentences"]],
         "differences": [_difference(finding) for finding in verdict["findings"]],
-        "facts": [],
-        "tables": [],
     }

@@ -3,7 +3,6 @@
 import { html } from "../html.js";
 import { number, signed, withMinus } from "../format.js";
 import { IntervalPlot } from "./interval_plot.js";
-import { TableBox } from "./table_box.js";
 
 /** The verdicts of a run, those of esper evaluate first; nothing without results. */
 export function Verdicts({ comparison }) {
@@ -32,35 +31,25 @@ function FinalVerdict({ comparison, isOnly }) {
 function Differences({ differences }) {
   const rows = differences.map(({ label, ep_rew: value, is_sure: isSure }) => ({ name: label, ...value, isSure }));
   return html`<${IntervalPlot} rows=${rows.sort((a, b) => a.mean - b.mean)} format=${points}
-    label="Difference of return to each baseline, in points" />`;
+    label="Difference of return to each baseline, in points" />
+    ${rows.some(({ isSure }) => !isSure) && html`<p class="muted small">Hollow: no clear difference, after correction for all comparisons.</p>`}`;
 }
 
 /** The result of esper evaluate at one price. */
 export function EvaluationVerdict({ evaluation }) {
-  const [first, ...more] = evaluation.sentences;
+  const [first, second, ...more] = evaluation.sentences;
   const others = [...more, ...evaluation.differences.map(({ sentence }) => sentence)];
   return html`<section class="panel verdict" data-test="evaluation">
     <p class="verdict-sentence">${withMinus(first)}</p>
+    ${second && html`<p class="verdict-more">${withMinus(second)}</p>`}
     <h3 class="verdict-plot-title">Return in points, learned minus each
       <span class="muted small">esper evaluate at price ${evaluation.price}: ${evaluation.n_hosts} hosts of${" "}
         ${evaluation.task}, ${evaluation.split} split</span></h3>
     <${Differences} differences=${evaluation.differences} />
     <details class="verdict-details"><summary>in words</summary>
-      <ul class="sentences">${others.map((line) => html`<li>${withMinus(line)}</li>`)}</ul></details>
-    ${evaluation.facts.length > 0 && html`<${Measured} evaluation=${evaluation} />`}
+      <ul class="sentences">${others.map((line) => html`<li>${withMinus(line)}</li>`)}</ul>
+      ${evaluation.command && html`<pre class="command" tabindex="0">${evaluation.command}</pre>`}</details>
   </section>`;
-}
-
-/** The numbers of an evaluation, and how they were measured. */
-function Measured({ evaluation: { tables, facts, command } }) {
-  return html`
-    ${tables.map(({ headers, rows }) => html`<${TableBox} label=${headers[0]}><table class="plain small">
-      <thead><tr>${headers.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-      <tbody>${rows.map(([name, ...cells]) => html`<tr key=${name}><th scope="row">${name}</th>
-        ${cells.map((cell) => html`<td>${withMinus(cell)}</td>`)}</tr>`)}</tbody></table><//>`)}
-    <details class="verdict-details"><summary>how it was measured</summary>
-      <ul class="sentences">${facts.map((line) => html`<li>${line}</li>`)}</ul>
-      ${command && html`<pre class="command" tabindex="0">${command}</pre>`}</details>`;
 }
 
 function points(value) {
