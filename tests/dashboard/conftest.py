@@ -12,13 +12,6 @@ HOSTILE = "<script>alert(1)<img src=x onerror=alert(2)>"
 """A run name with markup, as far as folder names allow."""
 
 
-@pytest.fixture(autouse=True)
-def state_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Keep tokens out of the user's state folder."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
 @pytest.fixture(scope="session")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with two runs, which tests must not change."""
@@ -29,9 +22,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")  # it handles signals, which tests of other modules send
-def served(runs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(runs_dir: Path) -> Iterator[Served]:
     """Return a dashboard that serves these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        with serve(runs_dir) as found:
-            yield found
+    with serve(runs_dir) as found:
+        yield found

@@ -488,11 +488,9 @@ def test_any_damage_to_a_run_is_named_in_one_line(
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     place = tmp_path_factory.mktemp("served")
     make_run(place / "a run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        with serve(place) as found:
-            yield found
-            assert found.ask("/api/runs").status == 200  # after all requests
+    with serve(place) as found:
+        yield found
+        assert found.ask("/api/runs").status == 200  # after all requests
 
 
 PARTS = ["/", "api", "runs", "a%20run", "a run", "..", "%2e%2e", "%00", "%ff", "0", "-1", "9" * 30]

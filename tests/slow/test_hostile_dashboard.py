@@ -31,10 +31,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         strange = make_run(place / f"pipe as {name}").path / name
         strange.unlink(missing_ok=True)
         os.mkfifo(strange)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        with serve(place) as found:
-            yield found
+    with serve(place) as found:
+        yield found
 
 
 def require_answers(served: Served) -> None:

@@ -1,7 +1,7 @@
 """Who may see the dashboard: a secret token, and the checks of every request.
 
-The token is created at each start and valid until the process ends. It is in the printed link and
-in a file that only the user can read. Opening the link redirects to the page with the token after
+The token is created at each start and valid until the process ends. It is in the printed link,
+and nowhere else. Opening the link redirects to the page with the token after
 the ``#``, which browsers send to nobody; the page keeps it in the storage of its origin and sends
 it as a header. There is no cookie, because browsers send cookies to every port of a host.
 """
@@ -11,22 +11,15 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
-import os
 import re
 import secrets
-import stat
 import time
-from collections.abc import Callable, Generator, Set
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Set
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from esper.errors import StorageError
-from esper.storage.files import read_file, write_atomic
 
 TOKEN_BYTES = 32
 """Random bytes in a token or a ticket."""
@@ -163,45 +156,3 @@ def json_response(text: str, status: int = 200) -> Response:
 def error_response(status: int, message: str) -> Response:
     """Return an error as JSON."""
     return json_response(json_text({"error": message}), status)
-
-
-def state_folder() -> Path:
-    """Return Esper's folder for state files, by default in ``~/.local/state``."""
-    place = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(place) if os.path.isabs(place) else Path("~/.local/state").expanduser()
-    return base / "esper"
-
-
-@contextmanager
-def token_file(token: str, port: int) -> Generator[Path]:
-    """Keep the token in a file that only the user can read, within the context.
-
-    Raises:
-        StorageError: If there is no private folder for it.
-    """
-    try:
-        path = _write_private(state_folder(), f"dashboard-{port}.token", f"{token}\n")
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(
-            f"cannot write the dashboard's token: {reason}; set XDG_STATE_HOME to a private folder."
-        ) from error
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            if read_file(path).decode().strip() == token:
-                path.unlink()
-
-
-def _write_private(folder: Path, name: str, text: str) -> Path:
-    """Write a file of mode 0600 atomically in a folder of mode 0700."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise OSError(f"{folder} is not a folder of this user")
-    folder.chmod(0o700)
-    write_atomic(folder / name, text, mode=0o600)
-    return folder / name

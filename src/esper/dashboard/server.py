@@ -23,7 +23,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from esper.dashboard.access import Access, bracketed, spellings, token_file
+from esper.dashboard.access import Access, bracketed, spellings
 from esper.dashboard.app import Dashboard
 from esper.dashboard.runs import RunReader, shown_name
 from esper.errors import DashboardError, summarize_error
@@ -177,7 +177,7 @@ def serving(
     allow_remote: bool = False,
     tell: Tell,
 ) -> Generator[Server]:
-    """Listen for requests, with the token in its file and signals that stop the server.
+    """Listen for requests, with signals that stop the server.
 
     Args:
         runs_dir: The folder of runs.
@@ -188,14 +188,12 @@ def serving(
 
     Raises:
         DashboardError: If the address cannot be used.
-        StorageError: If there is no private folder for the token.
     """
     with ExitStack() as stack:
         listener = stack.enter_context(open_socket(host, port, allow_remote=allow_remote))
         server = Server(runs_dir, listener, host)
         if port is None and server.port != DEFAULT_PORT:
             tell(f"port {DEFAULT_PORT} is taken; using {server.port}")
-        stack.enter_context(token_file(server.access.token, server.port))
         stack.enter_context(handling(server.stop))
         stack.enter_context(ErrorLog().attached())
         yield server

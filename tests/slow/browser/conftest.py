@@ -41,15 +41,6 @@ def what_is_missing() -> str | None:
     return None
 
 
-@pytest.fixture(scope="session", autouse=True)
-def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep tokens out of the user's state folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        place = tmp_path_factory.mktemp("state")
-        patch.setenv("XDG_STATE_HOME", str(place))
-        yield place
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Return a browser, for one module because other tests need the thread's event loop."""
