@@ -1,7 +1,7 @@
 /** One episode: what came of it, its timeline, the chosen decision, and the network as it was then. */
 
 import { html, useCallback, useMemo, useState } from "../html.js";
-import { count, many, number } from "../format.js";
+import { many, number, parameters } from "../format.js";
 import { Decision, Outcomes } from "./decision.js";
 import { Empty } from "./messages.js";
 import { Network } from "./network.js";
@@ -65,14 +65,13 @@ function Outcome({ detail, isRunning }) {
     return html`<span class="muted small outcome">${words}</span>`;
   }
   const relative = detail.reward === "scheduled" ? " relative to the fixed schedule" : "";
-  const seeds = result.seed_parameters ? ` + ${count(result.seed_parameters)}` : "";
   const words = [
     `return ${number(result.ep_rew)}${relative}`,
     `final score ${number(result.final_score)}`,
     ...baselineWords(baselineOf(detail)),
     many(result.n_epochs, "epoch"),
     `FLOPs ${number(result.flops, 2)}`,
-    `${count(result.host_parameters)}${seeds} parameters`,
+    `${parameters(result.host_parameters, result.seed_parameters || null)} parameters`,
   ];
   return html`<span class="muted small outcome">${words.join(", ")}</span>`;
 }
