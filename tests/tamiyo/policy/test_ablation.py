@@ -15,12 +15,14 @@ from esper.environment import GrowthVectorEnv
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, choice_names
 from esper.tamiyo import load_saved, save_controller
+from esper.tamiyo.controllers.saved import facts_of
 from esper.tamiyo.policy.ablation import Ablation
 from esper.tamiyo.policy.observations import HOST_FEATURES, SLOT_FEATURES
 from esper.tamiyo.policy.slot_network import SlotPolicy
 from esper.training.lookup import controller_of
 from esper.training.runs import train
 from esper.training.setup import make_run_task
+from tests.storage.forging import forge_json
 from tests.training.tiny import tiny_config
 
 
@@ -158,5 +160,9 @@ def test_an_ablation_is_recorded_and_stays_with_its_controller(tmp_path: Any) ->
     assert run.summary.own.grown_share == 0.0
     saved = load_saved(save_controller(controller_of(run), tmp_path / "kept"))
     assert saved.ablation == config.ablation != RunConfig().ablation
+    facts = facts_of(saved)
+    del facts["ablation"]["shuffled"]  # as in older files
+    forge_json(tmp_path / "kept", "controller.json", facts)
+    assert load_saved(tmp_path / "kept").ablation == config.ablation
     assert saved.origin["settings"]["ablation.grows"] == "false"
     assert "--ablation.hidden 'gradient_*'" in saved.origin["command"]

@@ -365,12 +365,17 @@ def _controller_from(facts: Mapping[str, Any], weights: dict[str, Any]) -> Saved
 
 
 def _section(kind: type[Section], facts: Mapping[str, Any], name: str) -> Section:
-    """Return the dataclass of settings under a name; they must be exactly its fields."""
+    """Return the dataclass of settings under a name; they must be exactly its fields.
+
+    What an ablation does not name was not taken away.
+    """
     values, hints = facts[name], types_of(kind)
     if not isinstance(values, dict):
         raise ConfigError(f"{name} is {shown(values)}; it must be an object of settings.")
     given = cast("dict[str, Any]", values)
     wrong = given.keys() ^ hints.keys()
+    if kind is AblationConfig:
+        wrong = given.keys() - hints.keys()
     if wrong:
         names = ", ".join(sorted(wrong))
         raise ConfigError(f"{name} has missing or unknown settings: {names}")
