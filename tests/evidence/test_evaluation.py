@@ -14,9 +14,9 @@ from esper.config.held_out_hosts import EVALUATION_HOSTS, HEADROOM_HOSTS, MAX_TR
 from esper.config.run import EvaluationConfig
 from esper.dashboard.figures import save_evidence
 from esper.environment import GrowthVectorEnv, run_episodes
-from esper.errors import ConfigError, EvidenceError, RunError, TaskError
+from esper.errors import ConfigError, RunError, TaskError
 from esper.evidence.arms import ARMS, choose_arms
-from esper.evidence.compare import compare, compare_files
+from esper.evidence.compare import compare
 from esper.evidence.evaluation import EvaluationProgress, evaluate, host_numbers
 from esper.evidence.setting import find_learned, find_prices, find_setting
 from esper.results.evidence import Evidence
@@ -266,26 +266,6 @@ def test_runs_with_other_budgets_need_a_task_which_brings_its_own(done_run: Run)
     options = {"batches_per_epoch": 1}
     evidence = compare([saved, longer], n_hosts=2, task="spirals", task_options=options)
     assert f"for {make_task('spirals').budget.n_epochs} epochs" in evidence.reference
-
-
-def test_files_can_be_compared_if_they_share_their_hosts(
-    found: list[Evidence], tmp_path: Path
-) -> None:
-    first, second, other = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.json"
-    first.write_text(evidence_text([found[0]]))
-    second.write_text(evidence_text(found))
-    other.write_text(evidence_text([replace(found[0], seed=9)]))
-    evidence = compare([first, second], price=0.2)
-    np.testing.assert_array_equal(evidence.arms[0].score, evidence.arms[1].score)
-    with pytest.raises(EvidenceError, match=r"prices 0\.2, 0\.5"):
-        compare_files([first, second])
-    with pytest.raises(EvidenceError, match=r"seed 100000 and .* has 9"):
-        compare_files([first, other])
-    other.write_text(evidence_text([replace(found[0], reference="24 epochs")]))
-    with pytest.raises(EvidenceError, match=r"reference training .* 24 epochs"):
-        compare_files([first, other])
-    with pytest.raises(RunError, match="file"):
-        compare([first, "no-growth"])
 
 
 def test_invalid_arguments_are_rejected(done_run: Run) -> None:

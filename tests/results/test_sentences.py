@@ -64,6 +64,13 @@ def test_a_sentence_is_about_the_best_baseline(best: Arm, words: str) -> None:
     assert first.endswith(f"{difference}; at price 0.2).")
 
 
+def test_learned_controllers_are_not_called_baselines() -> None:
+    arms = (other("x", -0.2), other("sparse rewards", -0.1, kind="learned"))
+    sentences = verdict_sentences(make_evidence(own_arm(), *arms))
+    assert "the best of 2 others" in sentences[0]
+    assert sentences[1] == "It beats 2 of 2 others."
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_a_difference_that_only_the_correction_hides_is_given_with_its_p_value(sign: int) -> None:
     own = own_arm()

@@ -209,17 +209,10 @@ def test_a_kind_can_be_fixed(kind: str) -> None:
     assert {kind_of(task.sample(seed)) for seed in range(4)} == {kind}
 
 
-def test_hosts_can_be_mlps_alone() -> None:
-    task = make_task("prior", hosts="mlp")
-    assert all(isinstance(config_of(task.sample(seed)), MLPHostConfig) for seed in range(100))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"kind": "rnigs"}, "rnigs"),
-        ({"kind": "markov", "hosts": "mlp"}, "markov"),
-        ({"hosts": "cnn"}, "cnn"),
         ({"price": -0.1}, "-0.1"),
         ({"n_epochs": 65}, "65"),
     ],

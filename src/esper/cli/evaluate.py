@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -184,10 +183,9 @@ def _announced(
 
 
 def _require_known(controllers: Sequence[str]) -> None:
-    """Reject unknown controllers before PyTorch is loaded; evaluation.json is not a name."""
+    """Reject unknown controllers before PyTorch is loaded."""
     for controller in controllers:
-        if not os.path.isfile(controller):
-            locate_controller(controller)
+        locate_controller(controller)
 
 
 def _default_folder(options: EvaluateOptions) -> Path:
@@ -259,7 +257,7 @@ class CompareOptions(BenchmarkOptions):
 
     controllers: Annotated[tuple[str, ...], Positional("CONTROLLER")]
     """Two or more: runs, saved controllers, learned, no-growth, random, fixed, heuristic,
-    progressive; or evaluation.json files."""
+    progressive."""
 
     price: Annotated[NonNegativeFloat | None, Metavar("PRICE")] = None
     """How much score one plain training run costs; by default the task's."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from os import PathLike, fspath
-from os.path import isfile
-from pathlib import Path
+from os import PathLike
 from typing import Annotated, Any, Unpack, cast
 
 from esper.config.checks import Bounds, check
 from esper.config.growth import GrowthConfig
-from esper.errors import ConfigError, EvidenceError, RunError
+from esper.errors import ConfigError
 from esper.evidence.arms import make_arm
 from esper.evidence.evaluation import (
     MIN_HOSTS,
@@ -33,14 +31,10 @@ from esper.evidence.setting import (
 )
 from esper.results.arms import LABELS, Arm
 from esper.results.evidence import Evidence
-from esper.results.files import read_evidence_file
 from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task
 from esper.training.lookup import AnyController, find_saved
 from esper.training.trials import make_named
-
-_SAME = ("task", "task_options", "price", "reference", "seed", "purpose", "split", "n_hosts")
-"""What two evaluations must share for their hosts and units to be the same."""
 
 
 def compare(
@@ -58,8 +52,7 @@ def compare(
     rules that it learned with, simple ones those of the first learned one.
 
     Args:
-        contestants: Two or more names of controllers, runs, saved controllers or controllers; or
-            files written by evaluations, whose learned arms are compared.
+        contestants: Two or more names of controllers, runs, saved controllers or controllers.
         n_hosts: Number of held-out hosts.
         price: Score that the FLOPs of one reference run cost; by default the task's.
         task: A task or its name; by default the one that the learned controllers, other than the
@@ -77,14 +70,6 @@ def compare(
     if len(given) < 2:
         raise ConfigError(f"got {len(given)} to compare; name at least two controllers.")
     check("n_hosts", n_hosts, Annotated[int, Bounds(MIN_HOSTS)])
-    are_files = [isinstance(one, (str, PathLike)) and isfile(one) for one in given]
-    if all(are_files):
-        return compare_files([Path(fspath(cast("str", one))) for one in given], price)
-    if any(are_files):
-        raise RunError(
-            "cannot compare a file of an evaluation with a controller; compare files with files, "
-            "or controllers with controllers."
-        )
     saved = [find_saved(one) for one in given]
     learned = [one for one in saved if one is not None]
     unfinished = find_unfinished(saved, is_allowed=options.get("unfinished", False))
@@ -106,44 +91,6 @@ def compare(
         command=options.get("command", ""),
         unfinished=unfinished,
     )
-
-
-def compare_files(paths: Sequence[Path], price: float | None = None) -> Evidence:
-    """Compare the learned arms of evaluations of the same hosts.
-
-    Raises:
-        EvidenceError: If a file cannot be read, or the hosts differ.
-    """
-    entries = [_read_entry(path, price) for path in paths]
-    first = entries[0]
-    for path, entry in zip(paths[1:], entries[1:], strict=True):
-        for name in _SAME:
-            values = getattr(first, name), getattr(entry, name)
-            if values[0] != values[1]:
-                raise EvidenceError(
-                    f"{paths[0]} has {name} {values[0]} and {path} has {values[1]}; compare "
-                    "evaluations of the same hosts and units."
-                )
-        if entry.own.n_runs != first.own.n_runs:
-            raise EvidenceError(
-                f"{paths[0]} has {first.own.n_runs} training runs and {path} has "
-                f"{entry.own.n_runs}; evaluate equal numbers of runs."
-            )
-    arms = [
-        replace(entry.own, name=str(path), label=f"the controller of {path}")
-        for path, entry in zip(paths, entries, strict=True)
-    ]
-    return replace(first, arms=tuple(arms), learned=arms[0].name)
-
-
-def _read_entry(path: Path, price: float | None) -> Evidence:
-    """Return the entry of an evaluation's file at a price."""
-    entries = read_evidence_file(path)
-    found = [entry for entry in entries if price is None or entry.price == price]
-    if len(found) != 1:
-        prices = ", ".join(str(entry.price) for entry in entries)
-        raise EvidenceError(f"{path} has prices {prices}; choose one of them (--price).")
-    return found[0]
 
 
 def _run_all(

@@ -39,7 +39,7 @@ from esper.environment import GrowthVectorEnv
 from esper.errors import ConfigError, EsperError, RunError
 from esper.formatting import many
 from esper.invocation import settings_of_method
-from esper.results.arms import BASELINES, LEARNED, Arm
+from esper.results.arms import BASELINES, LEARNED, NO_GROWTH, PER_HOST, Arm
 from esper.results.evidence import Evidence
 from esper.storage.files import read_file, write_atomic
 from esper.storage.run_folder import RunFolder, runs_folder
@@ -58,7 +58,6 @@ WARM_UP = "esper.evidence.study"
 """Imports everything that a worker of a study needs."""
 
 _KEYS = ("preset", "seeds", "settings", "grid", "configurations", "search")
-_PER_HOST = ("score", "returns", "flops", "parameters", "grown_parameters", "n_epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,7 +419,7 @@ def _joined(
 ) -> Arm:
     """Return an arm of a configuration's runs with all seeds, ``[R, N]``."""
     parts = [_summary(done[configuration, seed]).arm(arm) for seed in seeds]
-    values = {name: np.concatenate([getattr(one, name) for one in parts]) for name in _PER_HOST}
+    values = {name: np.concatenate([getattr(one, name) for one in parts]) for name in PER_HOST}
     own = configuration if arm == LEARNED else arm
     return replace(parts[0], name=own, label=label or parts[0].label, **values)
 
@@ -447,7 +446,7 @@ _RESULTS = ("ep_rew_mean", "score", "score_gain", "flops", "parameters", "n_epoc
 
 def _results_of(found: Evidence) -> dict[str, float]:
     """Return the mean results of a run in its final comparison."""
-    own, plain = found.arm(LEARNED), found.arm("no-growth")
+    own, plain = found.arm(LEARNED), found.arm(NO_GROWTH)
     values = (
         own.returns.mean(),
         own.score.mean(),

@@ -49,7 +49,7 @@ BASELINES = CONTROLLERS
 DIGITS = 6
 """Decimals of all results, in memory and in files, so that both give the same verdict."""
 
-_PER_HOST = ("score", "returns", "flops", "parameters", "grown_parameters", "n_epochs")
+PER_HOST = ("score", "returns", "flops", "parameters", "grown_parameters", "n_epochs")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,7 +94,7 @@ class Arm:
             )
         try:
             for name, kind in types_of(Arm).items():
-                if name in _PER_HOST:
+                if name in PER_HOST:
                     self._store(name, getattr(self, name))
                 else:
                     check(f"{name} of arm {self.name}", getattr(self, name), kind)

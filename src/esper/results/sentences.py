@@ -60,7 +60,8 @@ def best_baseline_sentence(evidence: Evidence, findings: list[Finding]) -> str:
     best = min(findings, key=lambda one: one.returns.mean)
     difference, own = best.difference, evidence.own
     is_one_run = own.n_runs == 1 and own.kind == "learned"
-    among = f", the best of {len(findings)} baselines" if len(findings) > 1 else ""
+    others = "others" if any(one.kind == "learned" for one in findings) else "baselines"
+    among = f", the best of {len(findings)} {others}" if len(findings) > 1 else ""
     if not evidence.arm(best.against).n_epochs.any():
         among += ", which does not train at all"
     facts = [
@@ -78,10 +79,11 @@ def best_baseline_sentence(evidence: Evidence, findings: list[Finding]) -> str:
 def count_sentence(findings: list[Finding]) -> str:
     """Return how many baselines the learned arm is shown to beat, of several tuned ones if any."""
     tuned = [one for one in findings if one.kind == "tuned"]
-    counted, what = (tuned, "tuned baseline") if len(tuned) > 1 else (findings, "baseline")
+    what = "other" if any(one.kind == "learned" for one in findings) else "baseline"
+    counted, what = (tuned, "tuned baseline") if len(tuned) > 1 else (findings, what)
     n_better = sum(one.verdict == "better" for one in counted)
     worse = [one.label for one in findings if one.verdict == "worse"]
-    but = listed(worse) if len(worse) <= 3 else f"{len(worse)} baselines"
+    but = listed(worse) if len(worse) <= 3 else f"{len(worse)} of them"
     sentence = f"It beats {n_better or 'none'} of {many(len(counted), what)}"
     return f"{sentence} and loses to {but}." if worse else f"{sentence}."
 

@@ -54,9 +54,6 @@ SHARES: dict[str, float] = {
 }
 """The share of each kind of problem."""
 KINDS = tuple(SHARES)
-MLP_KINDS = KINDS[: KINDS.index("digits") + 1]
-HOST_CHOICES = ("all", "mlp")
-"""The hosts that can be drawn: all of them, or MLPs alone."""
 
 N_SAMPLES = (60, 20_000)
 N_IMAGES = (60, 2_000)
@@ -98,7 +95,6 @@ def make_prior(
     kind: str | None = None,
     price: float | None = None,
     n_epochs: int | None = None,
-    hosts: str = "all",
 ) -> Task:
     """Return the task ``prior``.
 
@@ -106,17 +102,15 @@ def make_prior(
         kind: The kind of all problems, one of ``KINDS``; None to draw it.
         price: The price of a reference run's FLOPs; None to draw it.
         n_epochs: Epochs per episode, at most 64; None to draw them.
-        hosts: "all", or "mlp" to draw no CNNs and GPTs.
     """
-    require_choice("hosts", hosts, HOST_CHOICES)
     if kind is not None:
-        require_choice("kind", kind, MLP_KINDS if hosts == "mlp" else KINDS)
+        require_choice("kind", kind, KINDS)
     check("price", price, NonNegativeFloat | None)
     if n_epochs is not None:
         check("n_epochs", n_epochs, Annotated[int, Bounds(1, N_EPOCHS[1])])
 
     def draw(seed: int) -> TaskDraw:
-        return draw_prior(seed, kind=kind, price=price, n_epochs=n_epochs, hosts=hosts)
+        return draw_prior(seed, kind=kind, price=price, n_epochs=n_epochs)
 
     return Task(
         name="prior",
@@ -137,7 +131,6 @@ def draw_prior(
     kind: str | None = None,
     price: float | None = None,
     n_epochs: int | None = None,
-    hosts: str = "all",
 ) -> TaskDraw:
     """Draw a problem, a host and the settings of an episode from a seed.
 
@@ -148,7 +141,7 @@ def draw_prior(
     drawn_epochs = round(log_uniform(rng, *N_EPOCHS))
     learning_rate = log_uniform(rng, *LEARNING_RATES)
     batch_size = 16 * round(log_uniform(rng, *BATCH_SIZES) / 16)
-    drawn_kind = _draw_kind(rng, MLP_KINDS if hosts == "mlp" else KINDS)
+    drawn_kind = _draw_kind(rng)
     kind = kind or drawn_kind
     makers = _makers(kind)
     maker = makers[int(rng.integers(len(makers)))]
@@ -190,13 +183,13 @@ def draw_prior(
     )
 
 
-def _draw_kind(rng: np.random.Generator, kinds: tuple[str, ...]) -> str:
-    place = rng.random() * sum(SHARES[kind] for kind in kinds)
-    for kind in kinds:
+def _draw_kind(rng: np.random.Generator) -> str:
+    place = rng.random() * sum(SHARES.values())
+    for kind in KINDS:
         place -= SHARES[kind]
         if place < 0.0:
             return kind
-    return kinds[-1]
+    return KINDS[-1]
 
 
 def _makers(kind: str) -> tuple[HostMaker, ...]:
