@@ -316,7 +316,7 @@ def unfinished_run(tmp_path: Path) -> Run:
 
 def test_a_run_that_is_not_done_is_refused(done_run: Run, unfinished_run: Run) -> None:
     runs = [done_run, unfinished_run]
-    with pytest.raises(RunError, match=r"unfinished: died, 1 of 3 rounds\. Resume it"):
+    with pytest.raises(RunError, match=r"unfinished: died, 1 of 3 rounds\. Resume"):
         evaluate(runs, n_hosts=N_HOSTS, arms=["no-growth"])
     for contestants in (runs, [unfinished_run, "no-growth"], ["no-growth", unfinished_run]):
         with pytest.raises(RunError, match="unfinished: died, 1 of 3 rounds"):
@@ -337,6 +337,17 @@ def test_every_sentence_names_an_unfinished_run_that_is_included(
     assert len(evidence.sentences) >= 4
     text = evidence_text([evidence])
     assert text.count("(unfinished: died, 1 of 3 rounds)") >= 4
+
+
+def test_a_run_that_another_torch_resumed_is_refused(
+    done_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "torch_versions", ["2.0.0", "2.1.0"])
+    words = "changed: done, resumed with PyTorch 2.1.0 after 2.0.0"
+    with pytest.raises(RunError, match=words):
+        compare([done_run, "no-growth"], n_hosts=2)
+    evidence = compare([done_run, "no-growth"], n_hosts=2, unfinished=True)
+    assert all(words in sentence for sentence in evidence.sentences)
 
 
 def test_runs_with_other_settings_are_no_seeds_of_one_method(done_run: Run, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class BenchmarkOptions:
     """Run a task that a run or controller names by module:function."""
 
     unfinished: bool = False
-    """Include runs that are not done; every sentence then names them."""
+    """Include runs that are not done or that another PyTorch resumed; every sentence names them."""
 
     workers: NonNegativeInt | None = None
     """Worker processes; 0 for none. By default as many as there are cores or groups of 128 hosts,

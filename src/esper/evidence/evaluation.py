@@ -101,8 +101,8 @@ class EvalOptions(TypedDict, total=False):
     """Whether to run a task that a controller or run names by ``module:function``; False by
     default. A task that the caller names always may."""
     unfinished: bool
-    """Whether to include runs that are not done, which every sentence then names; False by
-    default."""
+    """Whether to include runs that are not done or that another version of PyTorch resumed, which
+    every sentence then names; False by default."""
     on_progress: OnProgress
     """Called with the progress."""
     progress: ShowProgress

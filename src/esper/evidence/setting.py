@@ -104,17 +104,22 @@ def find_learned(runs: AnyController | Sequence[AnyController]) -> list[SavedCon
 def find_unfinished(
     saved: Sequence[SavedController | None], *, is_allowed: bool
 ) -> tuple[str, ...]:
-    """Return the controllers of runs that are not done, with their rounds.
+    """Return the runs that are not done, with their rounds, and those that other software resumed.
 
     Raises:
         RunError: If there is one and that is not allowed.
     """
-    rounds = {one.label: one.origin.get("unfinished") for one in saved if one is not None}
-    found = tuple(f"{label}, {done}" for label, done in rounds.items() if done)
+    found = tuple(
+        f"{problem}: {one.label}, {one.origin[problem]}"
+        for one in saved
+        if one is not None
+        for problem in ("unfinished", "changed")
+        if one.origin.get(problem)
+    )
     if found and not is_allowed:
         raise RunError(
-            f"unfinished: {'; '.join(found)}. Resume it with esper resume, or include it, named in "
-            "every sentence: unfinished=True (--unfinished)."
+            f"{'; '.join(found)}. Resume an unfinished run with esper resume, train a changed one "
+            "again, or include it, named in every sentence: unfinished=True (--unfinished)."
         )
     return found
 

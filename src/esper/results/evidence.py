@@ -65,7 +65,7 @@ class Evidence:
     notes: tuple[str, ...] = ()
     """Further sentences about the controller that claims are about."""
     unfinished: tuple[str, ...] = ()
-    """Training runs that were not done, with their rounds."""
+    """Training runs that were not done, or that other software resumed, and how."""
     test_pool: int | None = None
     """Test samples that all hosts share; None if each host has its own."""
     best_host: BestHost | None = None

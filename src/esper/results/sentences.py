@@ -50,9 +50,8 @@ def verdict_sentences(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _unfinished(evidence: Evidence) -> str:
-    """Return which training runs were not done, with a leading space; empty if all were."""
-    runs = listed(list(evidence.unfinished))
-    return f" (unfinished: {runs})" if runs else ""
+    """Return what is wrong with training runs, with a leading space; empty if nothing is."""
+    return f" ({'; '.join(evidence.unfinished)})" if evidence.unfinished else ""
 
 
 def best_baseline_sentence(evidence: Evidence, findings: list[Finding]) -> str:

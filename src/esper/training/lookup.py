@@ -231,6 +231,8 @@ def _origin(run: Run) -> dict[str, Any]:
         origin["lesson_schedules"] = len(SCHEDULES)
     if not run.is_complete:
         origin["unfinished"] = f"{run.rounds_done} of {config.rounds} rounds"
+    if len(versions := run.torch_versions) > 1:
+        origin["changed"] = f"resumed with PyTorch {versions[-1]} after {versions[0]}"
     if summary is not None:
         origin["comparison"] = list(summary.sentences)
     return origin

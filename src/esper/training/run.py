@@ -131,6 +131,15 @@ class Run:
             return 0
 
     @property
+    def torch_versions(self) -> list[str]:
+        """Versions of PyTorch that worked on the run, in order; results depend on them."""
+        try:
+            with open_run(self.path) as telemetry:
+                return list(dict.fromkeys(one.torch_version for one in telemetry.sessions()))
+        except TelemetryError:
+            return []
+
+    @property
     def summary(self) -> Evidence | None:
         """The comparison at the end of the run; None before that."""
         try:

@@ -315,6 +315,7 @@ _ORIGIN: dict[str, Any] = {
     "comparison": tuple[str, ...],
     "settings": dict[str, str],
     "unfinished": str,
+    "changed": str,
     "draws_price": bool,
     "met_blueprints": tuple[str, ...],
     "return_mean": float,
