@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from esper.evidence.arms import ARMS, choose_arms
 from esper.evidence.compare import compare
 from esper.evidence.evaluation import EvaluationProgress, evaluate, host_numbers
 from esper.evidence.setting import find_learned, find_prices, find_setting
+from esper.invocation import settings_of_method
 from esper.results.evidence import Evidence
 from esper.results.files import evidence_text, read_evidence_file
 from esper.results.tables import facts
@@ -304,9 +306,10 @@ def test_controllers_of_different_tasks_rules_or_modes_are_rejected(done_run: Ru
         find_learned([saved, replace(saved, deterministic=True)])
 
 
-@pytest.fixture
-def unfinished_run(tmp_path: Path) -> Run:
+@pytest.fixture(scope="module")
+def unfinished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a run that was stopped in its third round."""
+    tmp_path = tmp_path_factory.mktemp("unfinished")
     stop = StopRequest()
     watcher = Seen(lambda record: stop.ask("enough") if getattr(record, "round", 0) > 1 else None)
     with liveliness(), pytest.raises(RunInterrupted):
@@ -350,12 +353,17 @@ def test_a_run_that_another_torch_resumed_is_refused(
     assert all(words in sentence for sentence in evidence.sentences)
 
 
-def test_runs_with_other_settings_are_no_seeds_of_one_method(done_run: Run, tmp_path: Path) -> None:
-    other = train(tiny_config(seed=5, ppo__learning_rate=1e-4), run_dir=tmp_path / "other")
+def test_runs_with_other_settings_are_no_seeds_of_one_method(done_run: Run) -> None:
+    saved = controller_of(done_run)
+
+    def trained_with(name: str, **settings: Any) -> SavedController:
+        origin = {**saved.origin, "settings": settings_of_method(tiny_config(**settings))}
+        return replace(saved, name=name, origin=origin)
+
+    other = trained_with("other", seed=5, ppo__learning_rate=1e-4)
     with pytest.raises(RunError, match=r"done has ppo\.learning_rate 0\.003 and other has 0\.0001"):
-        find_setting(find_learned([done_run, other]), None, None)
-    same = train(tiny_config(seed=5, threads=1), run_dir=tmp_path / "same")
-    find_setting(find_learned([done_run, same]), None, None)
+        find_setting([saved, other], None, None)
+    find_setting([saved, trained_with("same", seed=5, threads=1)], None, None)
 
 
 def test_a_controller_of_all_prices_learned_at_none() -> None:
