@@ -4,8 +4,9 @@ It sees the validated metric of every size after every epoch, and nothing else. 
 time: first the given one and the widest. If the given one is as good, that is all; otherwise the
 widest meets the next smaller one, and so on, as long as the smaller one is as good. Sizes are
 compared by their best epochs so far. A larger size has to stay ahead by more than the tolerance; a
-smaller one may be behind, as smaller ones learn more slowly, unless it will hardly catch up: a lead
-is expected to change, whenever the number of epochs doubles, as it did the last time.
+smaller one may be behind, as smaller ones learn more slowly, unless it will hardly catch up. A lead
+is expected to change, whenever the number of epochs doubles, as it did the last time: one that has
+halved halves again, and one that has grown grows by as much again.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ class SizeRule:
             self._gap(self._best(large[:n]), self._best(small[:n]))
             for n in (epoch, max(1, epoch // 2))
         )
-        return now, now + (now - before) * math.log2(self.epochs / epoch)
+        doublings = math.log2(self.epochs / epoch)
+        if now < before:
+            return now, now * (now / before) ** doublings if now > 0.0 else now
+        return now, now + (now - before) * doublings
 
     def _gap(self, better: float, worse: float) -> float:
         """Return how much better a metric is: in points as shares of 1, or as a share of it."""
