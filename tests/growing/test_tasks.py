@@ -39,8 +39,8 @@ def test_the_best_host_of_a_run_scores_the_same_again(done_run: Run) -> None:
     assert best is not None
     grown = grow_best_host(done_run)
     assert best.number == own.returns[0].argmax()
-    assert grown.results.scores[0] == pytest.approx(own.score[0, best.number], abs=1e-3)
-    assert grown.results.returns[0] == pytest.approx(own.returns[0, best.number], abs=1e-3)
+    assert grown.score == pytest.approx(own.score[0, best.number], abs=1e-3)
+    assert grown.episode_return == pytest.approx(own.returns[0, best.number], abs=1e-3)
     assert len(grown.timeline) == len(best.actions)
 
 
@@ -54,11 +54,10 @@ def test_the_score_is_that_of_the_exported_module_on_the_test_split() -> None:
     test = make_task("spirals").sample(draw_seed("evaluation", 5, 0)).data.test
     guesses = grown.model.eval()(test.inputs).argmax(1)
     accuracy = float((guesses == test.targets).double().mean())
-    assert grown.results.scores[0] == pytest.approx(accuracy)
+    assert grown.score == pytest.approx(accuracy)
     summary = grown.summary
     assert (summary.split, summary.metric) == ("test", "accuracy")
     assert summary.after == summary.grown == pytest.approx(accuracy)
-    assert summary.parameters_before == grown.results.host_parameters[0]
     assert summary.parameters_after == sum(p.numel() for p in grown.model.parameters())
     assert summary.seeds
     assert str(summary).startswith(
@@ -68,7 +67,7 @@ def test_the_score_is_that_of_the_exported_module_on_the_test_split() -> None:
 
 def test_a_host_that_is_not_grown_has_no_seeds() -> None:
     grown = grow("spirals", controller=NoGrowth(), seed=3, epochs=2)
-    assert grown.results.seed_parameters[0] == 0
+    assert grown.to_json()["seed_parameters"] == 0
     assert [step.op for step in grown.timeline] == ["wait", "wait"]
     assert [step.stages for step in grown.timeline] == [{}, {}]
 
@@ -94,7 +93,7 @@ def test_a_saved_model_runs_without_esper_for_any_batch_size(tmp_path: Path) -> 
         torch.testing.assert_close(found, grown.model(given), atol=1e-6, rtol=1e-5)
     saved = json.loads((folder / "growth.json").read_text())
     assert saved == grown.to_json()
-    assert saved["score"] == grown.results.scores[0]
+    assert saved["score"] == grown.score
     assert len(saved["timeline"]) == len(grown.timeline)
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     before = {name: tensor.clone() for name, tensor in grown.model.state_dict().items()}
@@ -156,7 +155,6 @@ def test_the_baseline_of_a_host_is_the_same_host_with_no_growth() -> None:
     plain = grow("spirals", controller="no-growth", **options)
     assert grown.summary.baseline == plain.summary.after
     assert grown.summary.is_above_baseline == (grown.summary.after > plain.summary.after)
-    assert grown.summary.gain == grown.results.returns[0] - plain.results.returns[0]
     alone = grow("spirals", controller="random", **options)
     assert alone.timeline == grown.timeline
     assert alone.summary.baseline is None

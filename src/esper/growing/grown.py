@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from esper.config.checks import check
-from esper.environment import EpisodeResults
 from esper.errors import StorageError
 from esper.formatting import (
     duration,
@@ -151,13 +150,6 @@ class GrowthSummary:
     """Whether the trained model is returned; if not, it is no better and the given one is."""
     controller: str
     """The name of the controller."""
-    expected_gain: float | None = None
-    """What the controller expected growth to gain over training the given model as it is, in
-    return: the score minus the costs. It is what such models gained on the tasks that the
-    controller learned on; None without an estimate of the gain."""
-    gain: float | None = None
-    """What growth gained over training the given model as it is, in return too, on validation;
-    None if it is unknown."""
     has_costs: bool = False
     """Whether the FLOPs or the parameters have a price."""
     seconds: float = field(default=0.0, compare=False)
@@ -344,7 +336,6 @@ class GrowthSummary:
             *self._frozen(),
             *self._limits(),
             self._cost(),
-            *([self.expectation] if self.expectation else []),
             *self._rollbacks(),
             *self._comparison(),
         )
@@ -416,28 +407,6 @@ class GrowthSummary:
         who = "The race of sizes" if self.sizes else f"Controller {self.controller}"
         return f"{who} trained {epochs}{ended}; {best}."
 
-    @property
-    def expectation(self) -> str:
-        """The gain that the controller predicted and the actual one, in a sentence.
-
-        Empty unless both are known, if a limit that the controller is not told cut growth or
-        training short, and for a gain net of costs, most of which is what ending early saves.
-        """
-        is_cut_short = self.max_parameters is not None or self.stopped not in (
-            "",
-            ENDED_BY_CONTROLLER,
-        )
-        if self.expected_gain is None or self.gain is None or self.has_costs or is_cut_short:
-            return ""
-        predicted, actual = f"{self.expected_gain:.3f}", f"{self.gain:.3f} in score"
-        if self.metric in ("accuracy", "loss"):
-            unit = "points" if self.metric == "accuracy" else "% of the first loss"
-            space = " " * (self.metric == "accuracy")
-            predicted, actual = (
-                f"{100.0 * gain:.1f}{space}{unit}" for gain in (self.expected_gain, self.gain)
-            )
-        return f"Gain over no growth predicted before training: {predicted}; actual: {actual}."
-
     def _rollbacks(self) -> tuple[str, ...]:
         if not self.problems:
             return ()
@@ -479,8 +448,10 @@ class Grown:
     """Each epoch: the decision and its effect. Printing it gives a line for each."""
     summary: GrowthSummary
     """The outcome; printing it gives sentences."""
-    results: EpisodeResults
-    """The score, the return and the costs of the episode, of one host."""
+    score: float
+    """The score of the model: the metric, or how much lower the loss is than before."""
+    episode_return: float
+    """The score minus the costs."""
     sample: SampleInput
     """A few inputs of the model."""
     trace: Trace | None = None
@@ -511,12 +482,13 @@ class Grown:
 
     def to_json(self) -> dict[str, Any]:
         """Return the score, the return, the costs and the timeline as JSON values."""
+        found = self.summary
         return {
-            "score": float(self.results.scores[0]),
-            "return": float(self.results.returns[0]),
-            "flops": float(self.results.flops[0]),
-            "host_parameters": int(self.results.host_parameters[0]),
-            "seed_parameters": int(self.results.seed_parameters[0]),
+            "score": self.score,
+            "return": self.episode_return,
+            "flops": found.flops,
+            "host_parameters": found.parameters_before,
+            "seed_parameters": found.parameters_after - found.parameters_before,
             "timeline": self.timeline.to_json(),
         }
 
@@ -542,7 +514,6 @@ def add_baseline(grown: Grown, plain: Grown, is_better: Callable[[float, float],
         grown.summary,
         baseline=plain.summary.grown,
         is_above_baseline=is_better(grown.summary.grown, plain.summary.grown),
-        gain=float(grown.results.returns[0] - plain.results.returns[0]),
     )
     scores = tuple(step.score for step in plain.timeline)
     return replace(grown, summary=summary, baseline_scores=scores)

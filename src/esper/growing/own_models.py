@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -19,7 +17,6 @@ from torch.optim import Optimizer
 from esper.config.checks import reject_unknown
 from esper.config.growth import OPTIMIZERS, Budget, PopulationConfig
 from esper.config.memory import BYTES_PER_WEIGHT, require_memory
-from esper.environment import EpisodeResults
 from esper.errors import ConfigError, did_you_mean, type_of
 from esper.growing.batches import Batch, Batches
 from esper.growing.decisions import OnStep
@@ -36,7 +33,6 @@ from esper.growth.footprint import training_step_flops
 from esper.growth.host_slots import slots
 from esper.growth.modules import compiled_like, count_parameters, seeded
 from esper.growth.placement import require_growable
-from esper.lifecycle.factored_actions import Op
 from esper.modes import suitable_threads
 from esper.populations.host import make_optimizer
 from esper.storage.checkpoint_folder import CheckpointFolder
@@ -170,7 +166,6 @@ class OwnModel:
 
     def _result(self, loop: TrainingLoop, template: nn.Module) -> Grown:
         grower, kept, before = loop.grower, loop.kept, loop.before
-        first = loop.timeline[0] if loop.timeline else None
         was_kept = kept.epoch > 0 and self.objective.is_better(kept.evaluation.value, before.value)
         rebuilt = kept.rebuild(self.given) if was_kept else ExportedEpoch(template, ())
         model, growth = rebuilt.model, rebuilt.growth
@@ -197,18 +192,19 @@ class OwnModel:
             max_parameters=self.max_parameters if grower.was_limited else None,
             was_kept=was_kept,
             controller=grower.controller_name,
-            expected_gain=first.value if first and first.is_gain else None,
             has_costs=self.plan.flop_price > 0.0,
             seconds=loop.seconds,
             total_flops=grower.flops,
             stopped=loop.stopped,
             problems=tuple(loop.problems),
         )
+        score = loop.score(kept.evaluation)
         return Grown(
             model=model,
             timeline=loop.timeline,
             summary=summary,
-            results=self._episode(loop, summary),
+            score=score,
+            episode_return=score - self.plan.flop_price * summary.flops,
             sample=self.sample(),
             trace=grower.trace,
         )
@@ -218,22 +214,6 @@ class OwnModel:
         found: Any = first_samples(self.validation.first().sample, 4)
         is_single = isinstance(found, tuple) and len(cast(tuple[Any, ...], found)) == 1
         return cast(Any, found)[0] if is_single else cast(Any, found)
-
-    def _episode(self, loop: TrainingLoop, summary: GrowthSummary) -> EpisodeResults:
-        """Return the outcome in the form of a host's episode."""
-        ops = Counter(step.op for step in loop.timeline)
-        score = loop.score(loop.kept.evaluation)
-        return EpisodeResults(
-            returns=np.array([score - self.plan.flop_price * summary.flops]),
-            scores=np.array([score]),
-            flops=np.array([summary.flops]),
-            n_epochs=np.array([summary.n_epochs]),
-            host_parameters=np.array([summary.parameters_before]),
-            seed_parameters=np.array([summary.parameters_after - summary.parameters_before]),
-            op_counts=np.array([[ops[op.name.lower()] for op in Op]]),
-            n_illegal=np.zeros(1, np.int64),
-            draw_seeds=np.array([self.seed]),
-        )
 
 
 def find_frozen(given: nn.Module, grown: nn.Module) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from esper.config.memory import available_memory
-from esper.environment import EpisodeResults
 from esper.growing.decisions import OnStep
 from esper.growing.grower import as_schedulers, parameter_limit
 from esper.growing.grown import Grown, GrowthSummary, SizeOutcome, SlotGrowth, wants_baseline
@@ -27,7 +26,6 @@ from esper.growth.footprint import training_step_flops
 from esper.growth.modules import compiled_like, count_parameters, seeded
 from esper.growth.optimizers import as_optimizers, use_fused_kernels
 from esper.growth.surgery.twins import TwinMaker
-from esper.lifecycle.factored_actions import Op
 from esper.modes import suitable_threads
 from esper.storage.checkpoint_folder import CheckpointFolder
 
@@ -202,11 +200,13 @@ class SizeRace:
         )
         if plain := self._plain(race):
             summary = self._compared(summary, plain.best.value)
+        score = race.score(lane.best if lane.epochs else before)
         return Grown(
             model=model,
             timeline=race.timeline,
             summary=summary,
-            results=self._episode(race, lane, summary),
+            score=score,
+            episode_return=score,
             sample=work.sample(),
             trace=race.timeline,
         )
@@ -236,20 +236,4 @@ class SizeRace:
         is_largest = winner.factor == self.sizes[-1] and bool(self.twins.groups)
         return (
             self.work.max_parameters if is_largest and len(self._allowed) < len(FACTORS) else None
-        )
-
-    def _episode(self, race: Race, winner: Lane, summary: GrowthSummary) -> EpisodeResults:
-        """Return the outcome in the form of a host's episode."""
-        score = race.score(winner.best if winner.epochs else race.before)
-        added = summary.parameters_after - summary.parameters_before
-        return EpisodeResults(
-            returns=np.array([score]),
-            scores=np.array([score]),
-            flops=np.array([summary.flops]),
-            n_epochs=np.array([summary.n_epochs]),
-            host_parameters=np.array([summary.parameters_before]),
-            seed_parameters=np.array([added]),
-            op_counts=np.zeros((1, len(Op)), np.int64),
-            n_illegal=np.zeros(1, np.int64),
-            draw_seeds=np.array([self.work.seed]),
         )

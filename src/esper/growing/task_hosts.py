@@ -152,7 +152,8 @@ def _grow_host(
         model=grown,
         timeline=timeline,
         summary=summary,
-        results=results,
+        score=float(results.scores[0]),
+        episode_return=float(results.returns[0]),
         sample=draw.data.test.inputs[:4].clone(),
     )
 
