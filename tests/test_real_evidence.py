@@ -6,6 +6,7 @@ Nothing real is read; data are made up.
 from __future__ import annotations
 
 import importlib
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -192,6 +193,21 @@ def test_gains_and_costs_worked_by_hand(real: Any) -> None:
     assert found.sufficient == "x8"
 
 
+def test_seeds_whose_arms_were_not_timed_count_for_scores_alone(real: Any) -> None:
+    rows = accuracies("vowel", 0) + [{**each, "seconds": None} for each in accuracies("vowel", 1)]
+    for each in rows[5:]:
+        each["details"] = {**each["details"], "half_seconds": None}
+    found = compared(real, rows)
+    assert found.n_seeds == 2
+    assert (found.times("race"), found.times("search"), found.times("two sizes")) == (
+        3.0,
+        15.0,
+        5.0,
+    )
+    assert found.times("half the epochs") == 0.5
+    assert math.isnan(compared(real, rows[5:]).times("race"))
+
+
 def test_two_sizes_are_the_smaller_one_within_a_point(real: Any) -> None:
     rows = [row("vowel", 0, arm, 0.5, 0.5) for arm in ("x2", "x8", "race")]
     rows += [row("vowel", 0, "x1", 0.70, 0.60), row("vowel", 0, "x4", 0.709, 0.80)]
@@ -288,3 +304,7 @@ def test_the_report_is_written_with_its_figure(real: Any, tmp_path: Path) -> Non
     assert (tmp_path / "gains.png").stat().st_size > 1_000
     assert "| vowel | MLP, 2 hidden layers of 8 | accuracy | 70.0 | 82.0 | 80.0 | 95.0 |" in text
     assert "Without results: other" in text
+    fresh = [problems[0], short(real, name="new", is_fresh=True)]
+    text = real("report").make_report([*rows, *accuracies("new", 0)], fresh, ["race"], tmp_path)
+    assert "curves of 1 of them; 1 were added afterwards" in text
+    assert text.count("| **`esper.grow`** |") == 2

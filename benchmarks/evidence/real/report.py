@@ -7,6 +7,7 @@ n seeds of a problem, K quantities, B resamples.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,10 @@ class Comparison:
         return 100.0 * (own - other)
 
     def times(self, arm: str, over: str = "x1") -> float:
-        """Return the seconds of an arm relative to those of another one."""
-        return float(np.nanmean(self.arms[arm].seconds) / np.nanmean(self.arms[over].seconds))
+        """Return the seconds of an arm relative to those of another one; NaN if not timed."""
+        own, other = self.arms[arm].seconds, self.arms[over].seconds
+        timed = np.isfinite(own + other)
+        return float(own[timed].mean() / other[timed].mean()) if timed.any() else math.nan
 
     def size(self, arm: str, over: str = "x1") -> float:
         """Return the parameters of an arm relative to those of another one."""
@@ -201,12 +204,11 @@ def make_table(
 def _table_row(found: Sequence[Comparison], name: str, title: str) -> str:
     gain = mean_over(found, lambda each: each.gain(name))
     over = mean_over(found, lambda each: each.gain(name, "x4"))
-    seconds = [each.times(name) for each in found]
-    mean, root = float(np.mean(seconds)), float(np.exp(np.mean(np.log(seconds))))
+    seconds = np.array([each.times(name) for each in found])
+    times = f"{seconds.mean():.2f}x ({np.exp(np.log(seconds).mean()):.2f}x)"
+    times = times if np.isfinite(seconds).all() else "not timed"
     size = float(np.exp(np.mean([np.log(each.size(name)) for each in found])))
-    return (
-        f"| {title} | {_points(gain)} | {_points(over)} | {mean:.2f}x ({root:.2f}x) | {size:.2f}x |"
-    )
+    return f"| {title} | {_points(gain)} | {_points(over)} | {times} | {size:.2f}x |"
 
 
 TITLES = {
