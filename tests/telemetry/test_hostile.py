@@ -57,8 +57,13 @@ def test_a_resumed_run_sets_a_database_with_a_trigger_aside(run: Path) -> None:
     open_run(run).close()
 
 
-def test_rows_without_end_are_damage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("size", [None, 2**40])
+def test_rows_without_end_are_damage(
+    size: int | None, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     nest_pages(run / "telemetry.sqlite")
+    if size is not None:  # most of it is a hole
+        os.truncate(run / "telemetry.sqlite", size)
     start = time.monotonic()
     with open_run(run) as telemetry:
         for read in (telemetry.rows, telemetry.columns):

@@ -47,6 +47,9 @@ STEP = 1000
 MIN_WORK, WORK_PER_BYTE = 200_000, 4
 """Operations that a query may take: for any file, and for each byte of it."""
 
+MOST_COMPRESSED = 16
+"""How much smaller a file may be on disk; in a larger one are holes, which need no work."""
+
 LAST_ROUND = 2**62
 """After the last round of any run."""
 
@@ -318,7 +321,8 @@ class RunTelemetry:
         size = 0
         for end in ("", "-wal"):
             with suppress(FileNotFoundError):
-                size += os.stat(f"{self._path}{end}").st_size
+                found = os.stat(f"{self._path}{end}")
+                size += min(found.st_size, MOST_COMPRESSED * 512 * found.st_blocks)
         self._work = MIN_WORK + WORK_PER_BYTE * size
 
     def _require_time(self) -> None:
