@@ -57,7 +57,7 @@ def test_a_resumed_run_sets_a_database_with_a_trigger_aside(run: Path) -> None:
     open_run(run).close()
 
 
-@pytest.mark.parametrize("size", [None, 2**40])
+@pytest.mark.parametrize("size", [None, pytest.param(2**40, marks=pytest.mark.slow)])
 def test_rows_without_end_are_damage(
     size: int | None, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,7 @@ STEP = 1000
 MIN_WORK, WORK_PER_BYTE = 200_000, 4
 """Operations that a query may take: for any file, and for each byte of it."""
 
-MOST_COMPRESSED = 16
+MOST_COMPRESSED = 4
 """How much smaller a file may be on disk; in a larger one are holes, which need no work."""
 
 LAST_ROUND = 2**62
