@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 import esper
+from esper.config.run import RunConfig
+from esper.config.toml import override
 from esper.growth.blueprints import registry as blueprint
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic import PPO
 from esper.tamiyo.policy.observations import ObservationLayout
+from esper.training.lessons import teach
 from tests import campaign
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +62,16 @@ def _learn_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PPO, "learn", learn_briefly)
     monkeypatch.setattr("esper.simic.algorithm.STEPS_PER_ROLLOUT", 256)
+
+
+@pytest.fixture(autouse=True)
+def _teach_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a page's first policy learn from a few hosts instead of a thousand."""
+
+    def teach_briefly(config: RunConfig, *given: Any) -> float:
+        return teach(override(config, {"lesson_hosts": 4}), *given)
+
+    monkeypatch.setattr("esper.training.trainer.teach", teach_briefly)
 
 
 @pytest.fixture(autouse=True)
