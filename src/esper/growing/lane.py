@@ -21,6 +21,7 @@ from esper.growing.training_loop import PER_BATCH, backward, step_scheduler
 from esper.growth.governor import LossWatch
 from esper.growth.modules import count_parameters, named_tensors
 from esper.growth.optimizers import copied_state
+from esper.storage.checkpoint_folder import typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +183,17 @@ class Lane:
         for watch, own in zip((self._watch, self._validation), state["watches"], strict=True):
             watch.set_state(own)
         self.epochs = [
-            LaneEpoch(train_loss=loss, found=Evaluation(**found)) for loss, found in state["epochs"]
+            LaneEpoch(train_loss=typed(loss, float), found=Evaluation.read(found))
+            for loss, found in state["epochs"]
         ]
-        self._kept, self.kept_epoch = dict(state["kept"]), state["kept_epoch"]
-        self.n_samples, self.problems = state["n_samples"], list(state["problems"])
+        self.kept_epoch = range(len(self.epochs) + 1)[typed(state["kept_epoch"], int)]
+        self._kept = {
+            name: torch.empty_like(tensor).copy_(state["kept"][name])
+            for name, tensor in named_tensors(self.module).items()
+            if self.kept_epoch
+        }
+        self.n_samples = typed(state["n_samples"], int)
+        self.problems = [typed(problem, str) for problem in state["problems"]]
         self._n_problems = len(self.problems)
         self._good = self._snapshot()
 

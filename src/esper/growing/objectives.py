@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal, cast
 
 import torch
@@ -19,6 +20,7 @@ from esper.growing.batches import Batch, Batches
 from esper.growth.sites import describe
 from esper.modes import evaluation_mode
 from esper.populations.host_data import sample_means
+from esper.storage.checkpoint_folder import typed
 from esper.tasks import Metric
 
 MetricName = Literal["accuracy", "mse", "r2", "loss"]
@@ -88,6 +90,15 @@ class Evaluation:
     """The metric."""
     score: float | None
     """The metric as controllers see it: 1 is perfect, more is better; None if it has no scale."""
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> Evaluation:
+        """Return an evaluation that was saved as a mapping."""
+        return cls(
+            loss=typed(saved["loss"], float),
+            value=typed(saved["value"], float),
+            score=typed(saved["score"], float, NoneType),
+        )
 
 
 @dataclass(frozen=True)

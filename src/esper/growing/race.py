@@ -31,7 +31,7 @@ from esper.growing.training_loop import (
     require_same_training,
 )
 from esper.modes import suitable_threads
-from esper.storage.checkpoint_folder import CheckpointFolder, damage_named
+from esper.storage.checkpoint_folder import CheckpointFolder, damage_named, typed
 
 
 class Race:
@@ -286,13 +286,13 @@ class Race:
         require_same_training(folder, state["identity"], identity)
         require_enough_epochs(folder, len(json.loads(state["timeline"])), self.limits.epochs)
         for name, own in state["lanes"].items():
-            self._lane(int(name)).load_state_dict(own)
-        self.lost = {int(size): why for size, why in state["lost"].items()}
-        self.before = Evaluation(**state["before"])
-        self._starts = {int(epoch): start for epoch, start in state["starts"].items()}
-        self._epoch_samples = state["epoch_samples"]
+            self._lane(self._sizes[self._sizes.index(int(name))]).load_state_dict(own)
+        self.lost = {int(size): typed(why, str) for size, why in state["lost"].items()}
+        self.before = Evaluation.read(state["before"])
+        self._starts = {int(epoch): typed(at, Tensor) for epoch, at in state["starts"].items()}
+        self._epoch_samples = typed(state["epoch_samples"], int)
         self.timeline = Trace.from_json(json.loads(state["timeline"]))
-        self._start = time.monotonic() - float(state["seconds"])
+        self._start = time.monotonic() - typed(state["seconds"], float)
         torch.set_rng_state(state["random"])
         self._check_limits()  # which may be others than before
 

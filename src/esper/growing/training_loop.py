@@ -30,7 +30,7 @@ from esper.growth.host_slots import remove_slots, slots, unwrapped
 from esper.growth.modules import named_tensors
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.modes import suitable_threads
-from esper.storage.checkpoint_folder import CheckpointFolder, damage_named
+from esper.storage.checkpoint_folder import CheckpointFolder, damage_named, typed
 
 PER_BATCH = (OneCycleLR, CyclicLR)
 """Schedulers that are stepped after every batch instead of every epoch."""
@@ -295,15 +295,21 @@ class TrainingLoop:
         state = folder.latest().state
         require_same_training(folder, state["identity"], self._identity)
         require_enough_epochs(folder, int(state["grower"]["epoch"]), self.limits.epochs)
-        self.problems = list(state["problems"])
+        self.problems = [typed(problem, str) for problem in state["problems"]]
         self.grower.load_state_dict(state["grower"])
         self._follow_episode()
         self._batch_flops = self.grower.batch_flops
-        self.before = Evaluation(**state["before"])
+        self.before = Evaluation.read(state["before"])
         kept: dict[str, Any] = state["kept"]
-        self.kept = BestEpoch(evaluation=Evaluation(**kept.pop("evaluation")), **kept)
+        self.kept = BestEpoch(
+            epoch=typed(kept["epoch"], int),
+            evaluation=Evaluation.read(kept["evaluation"]),
+            growth=typed(kept["growth"], str),
+            tensors=dict(kept["tensors"]),
+            keeps_blended=typed(kept["keeps_blended"], bool),
+        )
         self.timeline = Trace.from_json(json.loads(state["timeline"]))
-        self.seconds = float(state["seconds"])
+        self.seconds = typed(state["seconds"], float)
         self._start = time.monotonic() - self.seconds
         self._check_limits()  # which may be others than before
 

@@ -246,6 +246,17 @@ def damage_named(path: Path) -> Generator[None]:
         raise CheckpointError(f"{path} is damaged: {reason}.") from error
 
 
+def typed(value: Any, *kinds: type) -> Any:
+    """Return a value from a checkpoint, whose type must be one of some.
+
+    Raises:
+        TypeError: If it is not, which :func:`damage_named` reports.
+    """
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is none of {kinds}")
+    return value
+
+
 def step_of(name: str) -> int | None:
     """Return the step in a checkpoint's folder name; None for other names."""
     match = _NAME.fullmatch(name)
