@@ -84,8 +84,10 @@ def random_masks(spec: ActionSpec, generator: np.random.Generator) -> Any:
     return pad_masks(spec, heads)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("clip", ["per-head", "joint"])
+@pytest.mark.parametrize(
+    ("name", "clip"),
+    [*((name, "per-head") for name in CASES), ("masked", "joint"), ("lstm", "joint")],
+)
 def test_acting_storing_and_learning_never_leave_the_device(
     name: str, clip: str, reads: list[str]
 ) -> None:
