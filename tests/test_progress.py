@@ -146,6 +146,7 @@ def test_everything_that_takes_long_shows_progress_unless_told_not_to(
     data = (x[:40], y[:40]), (x[40:], y[40:])
     spirals: dict[str, Any] = {"task": "spirals", "n_hosts": 2}
     small: dict[str, Any] = {"envs": 2, "n_steps": 2, "rounds": 1, "ppo": {"n_minibatches": 1}}
+    small["first_policy"] = "cautious"
     final = {"n_eval_episodes": 2, "n_final_episodes": 2}
     ppo = PPO("CartPole-v1", n_steps=256)
     works: dict[str, Callable[..., Any]] = {

@@ -14,7 +14,8 @@ from esper.evidence.study import read_study
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/study.md"
-TINY = """envs = 4
+TINY = """first_policy = "cautious"
+envs = 4
 n_steps = 4
 policy = { feature_size = 12, lstm_size = 8 }
 ppo.n_minibatches = 1
