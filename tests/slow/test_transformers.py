@@ -339,3 +339,12 @@ def test_two_processes_grow_the_same_model_and_resume(tmp_path: Path) -> None:
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
         torch.testing.assert_close(tensor, again[name], msg=name)
+
+
+@pytest.mark.parametrize("damage", [os.mkfifo, lambda path: path.write_bytes(b"x" * 100)])
+def test_weights_that_cannot_be_read_are_named(damage: Any, tmp_path: Path) -> None:
+    from esper.integrations.transformers import from_pretrained
+
+    damage(tmp_path / "model-1.safetensors")
+    with pytest.raises(SavedModelError, match=r"model-1\.safetensors cannot be read"):
+        from_pretrained(transformers.GPT2LMHeadModel, tmp_path)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from esper.errors import ConfigError, SavedModelError
+from esper.errors import ConfigError, SavedModelError, message_of
 from esper.growing.grower import Grower
 from esper.integrations.adapters import (
     GrowerOptions,
@@ -29,7 +30,8 @@ from esper.integrations.grown_states import (
     read_structure,
     rebuild_on_load,
 )
-from esper.storage.files import read_file, write_atomic
+from esper.storage.checkpoint_folder import damage_named
+from esper.storage.files import open_file, read_file, write_atomic
 from esper.storage.state import from_bytes, to_bytes
 
 _transformers = import_library("transformers", "transformers")
@@ -176,12 +178,25 @@ def from_pretrained(cls: type[Any], folder: str | Path) -> Any:
     Args:
         cls: The class of the model, such as ``GPT2LMHeadModel``, or an auto class.
         folder: A checkpoint, or where the model was saved.
+
+    Raises:
+        SavedModelError: If its weights cannot be read, or are those of another model.
     """
     folder = Path(folder)
-    paths = sorted(folder.glob("model*.safetensors"))
-    state = {name: t for path in paths for name, t in load_file(path).items()}
+    state: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        try:
+            with open_file(path):  # and not a pipe, which would never end
+                state |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise SavedModelError(f"{path} cannot be read: {message_of(error)}.") from error
     if not find_grown(state):
         return cls.from_pretrained(folder)
+    with damage_named(folder):
+        return _load_grown(cls, folder, state)
+
+
+def _load_grown(cls: type[Any], folder: Path, state: dict[str, Tensor]) -> Any:
     config = _transformers.AutoConfig.from_pretrained(folder)
     model = _build(cls, config)
     plain = {name: t for name, t in state.items() if name.rpartition(".")[2] != KEY}
