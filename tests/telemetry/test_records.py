@@ -24,7 +24,6 @@ from esper.telemetry.records import (
     RecordColumns,
     RoundRecord,
     StepRecord,
-    each_record,
 )
 from tests.telemetry.samples import FILE, example, notice, step, written
 
@@ -133,7 +132,7 @@ def test_records_by_column_are_stored_like_single_ones(given_records: list[Recor
     names = [field.name for field in fields(kind)]
     rows = [{name: getattr(record, name) for name in names} for record in given_records]
     together = RecordColumns.from_rows(kind, rows)
-    assert repr(list(each_record([together, notice(1)]))) == repr([*given_records, notice(1)])
+    assert repr(list(together.records())) == repr(given_records)
     found: list[list[tuple[Any, ...]]] = []
     entries: list[list[Any]] = [
         [notice(0), together, notice(1)],

@@ -9,6 +9,7 @@ import copy
 import math
 from contextlib import suppress
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from esper.config.run import RunConfig
 from esper.config.toml import override
 from esper.errors import EsperError
 from esper.storage.state import State, from_bytes, to_bytes
-from esper.telemetry.records import Record, RecordColumns, each_record
+from esper.telemetry.records import Record, RecordColumns
 from esper.training.output import RecordOutput
 from esper.training.signals import Stopped, StopRequest
 from esper.training.trainer import Trainer
@@ -47,7 +48,8 @@ class Records:
         self.stop = StopRequest()
 
     def write_many(self, records: tuple[Record | RecordColumns, ...]) -> None:
-        for record in each_record(records):
+        entries = (r.records() if isinstance(r, RecordColumns) else (r,) for r in records)
+        for record in chain.from_iterable(entries):
             text = as_text(record)
             if self.expected is None:
                 self.kept.append(text)

@@ -7,7 +7,7 @@ column that names a metric is plotted and sent to trackers under that name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, dataclass_transform, get_args
 
@@ -461,15 +461,6 @@ class RecordColumns:
         """Return the records one by one."""
         for values in zip(*self.columns.values(), strict=True):
             yield self.kind(**dict(zip(self.columns, values, strict=True)))
-
-
-def each_record(entries: Iterable[Record | RecordColumns]) -> Iterator[Record]:
-    """Return records one by one, also those that are given by column."""
-    for entry in entries:
-        if isinstance(entry, RecordColumns):
-            yield from entry.records()
-        else:
-            yield entry
 
 
 TABLES: dict[str, type[Record] | type[SessionRecord]] = {
