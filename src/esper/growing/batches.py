@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,6 +31,9 @@ from esper.tasks import Samples
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 """Names under which the targets of a batch that is a mapping are looked for."""
+
+SIGNAL_SECONDS = 0.2
+"""How long the signal of a dead worker process may come after its pipe has closed."""
 
 FORMS = (
     "a pair (inputs, targets) of tensors or arrays, or a Dataset, DataLoader or other iterable of "
@@ -244,6 +248,8 @@ class Batches:
             is_raised_there = str(error).startswith("Caught ")  # by the dataset, in a worker
             if is_raised_there or not (is_death and getattr(self._source, "num_workers", 0)):
                 raise
+            with suppress(RuntimeError):  # raised wherever this process is when the signal comes
+                time.sleep(SIGNAL_SECONDS)
             raise BadDataError(
                 f"a worker process of {self.name} died ({message_of(error) or 'without a word'}); "
                 "it may have run out of memory or of shared memory (/dev/shm): use fewer workers, "

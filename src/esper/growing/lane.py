@@ -186,7 +186,8 @@ class Lane:
             LaneEpoch(train_loss=typed(loss, float), found=Evaluation.read(found))
             for loss, found in state["epochs"]
         ]
-        self.kept_epoch = range(len(self.epochs) + 1)[typed(state["kept_epoch"], int)]
+        kept: int = typed(state["kept_epoch"], int)
+        self.kept_epoch = range(len(self.epochs) + 1)[kept]
         self._kept = {
             name: torch.empty_like(tensor).copy_(state["kept"][name])
             for name, tensor in named_tensors(self.module).items()
