@@ -186,7 +186,7 @@ def test_another_number_of_threads_is_warned_about(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        message = f"threads was {threads} and is now {threads + 1}"
+        message = f"threads {threads}, now {threads + 1}"
         with pytest.warns(CheckpointWarning, match=message):
             folder.latest()
     finally:

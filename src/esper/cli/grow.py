@@ -1,4 +1,4 @@
-"""``esper grow``: grow one host and save it as a plain PyTorch model."""
+"""``esper grow``: grow a network and save it as a plain PyTorch model."""
 
 from __future__ import annotations
 

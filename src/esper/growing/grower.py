@@ -117,8 +117,8 @@ class Grower:
                 grow beside it; name its pair to widen the layer itself.
             sample_input: Input of the model, as for :func:`esper.add_slots`, of as many samples as
                 a batch has; None to take it from the first training step.
-            price: Price of the FLOPs of plain training, in score. At 0 the controller never ends
-                the training early.
+            price: How much score one plain training run costs. At 0 the controller never ends the
+                training early.
             scheduler: The learning-rate scheduler, or several, to save with the rest; the loop
                 steps it.
             ema: An ``AveragedModel`` of the model, or several, that grow with it.

@@ -43,7 +43,7 @@ _NAME = re.compile(r"step-([0-9]{9,})")
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was skipped, could not be removed, or was made under other conditions."""
+    """A checkpoint was skipped or not removed, or was made with other versions or threads."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -326,14 +326,13 @@ def _warn_of_differences(loaded: Loaded) -> None:
     """Warn of differences from the saving process that can change results."""
     then = loaded.about["made_with"]
     differences = [
-        f"{key} was {then.get(key)!r} and is now {value!r}"
+        f"{key} {then.get(key)}, now {value}"
         for key, value in _environment().items()
         if key != "python" and then.get(key) != value
     ]
     if differences:
         warnings.warn(
-            f"{loaded.path} was saved under other conditions ({'; '.join(differences)}); results "
-            "may differ slightly.",
+            f"{loaded.path} was saved with {'; '.join(differences)}: results may differ slightly.",
             CheckpointWarning,
             stacklevel=3,
         )
