@@ -118,6 +118,8 @@ def test_images_in_bytes_are_learned_from() -> None:
 
     model = PPO(Bright, n_envs=8, n_steps=32, learning_rate=1e-3, network=SMALL, n_epochs=4)
     assert model.policy_name == "cnn"
+    assert not model.config.normalize_returns
+    assert PPO(Bright, n_steps=8, normalize_returns=True).config.normalize_returns
     assert evaluate(model.learn(1536), n_episodes=50).mean > 0.9
 
 

@@ -65,6 +65,7 @@ from esper.simic.saving import (
 from esper.simic.schedules import Rate, Schedule, rate_at
 from esper.simic.settings import (
     SCHEDULED,
+    WITH_IMAGES,
     WITH_MEMORY,
     PPOSettings,
     check_minibatches,
@@ -143,7 +144,8 @@ class PPO:
                 parameters; by default Adam.
             **settings: Settings of :class:`PPOConfig`, named as in Stable-Baselines3. The learning
                 rate, clip range and entropy weight may be functions of the share of training left.
-                With memory, batch_size is 128 and sequence_length 64 by default.
+                With memory, batch_size is 128 and sequence_length 64 by default; with images,
+                normalize_returns is off.
 
                 {settings}
         """
@@ -695,9 +697,10 @@ class PPO:
             self.policy_name, made = make_policy(
                 policy, spec, self._observation_spec, self.observation_space, network, seed
             )
-        if made.state_size:
-            defaults = {k: v for k, v in WITH_MEMORY.items() if k not in settings}
-            config = replace(config, **defaults)
+        own = WITH_MEMORY if made.state_size else {}
+        if self.policy_name == "cnn":
+            own = WITH_IMAGES
+        config = replace(config, **{k: v for k, v in own.items() if k not in settings})
         self.agent = PPOAgent(
             spec, made, config, seed=seed, device=self._device, loss=loss, optimizer=optimizer
         )

@@ -31,9 +31,10 @@ def choose_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, TypeError) as error:
+        found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        usable = ", ".join(repr(name) for name in ("auto", "cpu", *found) if found.get(name, True))
         raise ConfigError(
-            f"device is {str(device)!r}, which cannot be used here ({str(error).splitlines()[0]}); "
-            "use 'auto', 'cpu', 'cuda' or 'mps'."
+            f"device is {str(device)!r}, which cannot be used here; use one of {usable}."
         ) from error
     return chosen
 
