@@ -350,10 +350,7 @@ class TamiyoRolloutBuffer:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Hold the steps that :meth:`state_dict` gave, and no others."""
         self.reset()
-        self._cursor = len(state["rewards"])
-        for name, store in self._stores().items():
-            store[: self._cursor].copy_(state[name])
-        self._copy_to_host(slice(0, self._cursor))
+        self.extend([state])
         self._lengths[:] = state["lengths"].numpy()
 
     def extend(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
