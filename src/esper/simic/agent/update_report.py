@@ -105,34 +105,16 @@ def report_update(
     Raises:
         NonFiniteError: If a gradient or a term of the loss is not finite.
     """
-    batches, terms = [batch for batch, _ in epoch], [terms for _, terms in epoch]
-    log_ratio, relevant, available, entropies = (
-        torch.cat([getattr(batch, name) for batch in batches])
-        for name in ("log_ratio", "relevant", "available", "entropies")
-    )
-    low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
-    is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
-    entropies = entropies * available
-    by_head = [kl_estimates(log_ratio), is_clipped.float(), entropies, relevant, available]
-    n_free = torch.stack([batch.n_free for batch in batches])
-    n_steps = n_free.new_tensor([len(batch.relevant) for batch in batches])
-    names, norms = list(terms[0]), torch.stack([*gradient_norms, n_free.new_zeros(())])
-    # A mean over a minibatch counts as often as the minibatch has steps.
-    totals = [
-        (
-            torch.stack([one[name] for one in terms])
-            * (n_free if name in OF_FREE_STEPS else n_steps)
-        ).sum()
-        for name in names
-    ]
-    sums = [torch.stack([explained_variance, norms.sum(), n_free.sum(), *totals])]
-    sums += [part.sum(dim=0) for part in by_head]
-    explained, norm, free, *numbers = tensors.read_numbers(torch.cat(sums))
+    names = list(epoch[0][1])
+    norms = torch.stack([*gradient_norms, explained_variance.new_zeros(())])
+    sums = torch.cat([torch.stack([explained_variance, norms.sum()]), *_sums(epoch, clip_range)])
+    explained, norm, free, *numbers = tensors.read_numbers(sums)
     if not all(map(math.isfinite, (norm, *numbers))):
         raise NonFiniteError(
             "a gradient of the update is not finite, so the update was undone; learning_rate "
             "is too high, or the loss has no finite slope."
         )
+    n_steps = sum(len(batch.relevant) for batch, _ in epoch)
     n_heads = spec.n_heads
     kl, clipped, entropy, n_relevant, n_available = (
         numbers[i : i + n_heads] for i in range(len(names), len(numbers), n_heads)
@@ -143,7 +125,7 @@ def report_update(
         return dict(zip(spec.names, means, strict=True))
 
     means = {
-        name: total / max(free if name in OF_FREE_STEPS else len(relevant), 1.0)
+        name: total / max(free if name in OF_FREE_STEPS else n_steps, 1.0)
         for name, total in zip(names, numbers, strict=False)
     }
     n_mattered = max(sum(n_relevant), 1.0)
@@ -164,9 +146,42 @@ def report_update(
         epochs_run=counts["epochs_run"],
         gradient_steps=len(gradient_norms),
         stopped_early=bool(counts["stopped_early"]),
-        n_steps=len(relevant),
+        n_steps=n_steps,
         n_free_steps=round(free),
     )
+
+
+def _sums(epoch: Epoch, clip_range: float) -> list[Tensor]:
+    """Return sums over an epoch, on the device: free steps and terms of the loss, then by head.
+
+    By head they are ``[H]`` each: divergences, ratios that left the clip range, entropies, steps at
+    which the head mattered, and at which it could have.
+    """
+    batches = [batch for batch, _ in epoch]
+    log_ratio, relevant, available, entropies = (
+        torch.cat([getattr(batch, name) for batch in batches])
+        for name in ("log_ratio", "relevant", "available", "entropies")
+    )
+    low = math.log1p(-clip_range) if clip_range < 1.0 else -math.inf
+    is_clipped = log_ratio != log_ratio.clamp(low, math.log1p(clip_range))
+    n_free = torch.stack([batch.n_free for batch in batches])
+    n_steps = n_free.new_tensor([len(batch.relevant) for batch in batches])
+    # A mean over a minibatch counts as often as the minibatch has steps.
+    totals = [
+        (
+            torch.stack([terms[name] for _, terms in epoch])
+            * (n_free if name in OF_FREE_STEPS else n_steps)
+        ).sum()
+        for name in epoch[0][1]
+    ]
+    by_head = (
+        kl_estimates(log_ratio),
+        is_clipped.float(),
+        entropies * available,
+        relevant,
+        available,
+    )
+    return [torch.stack([n_free.sum(), *totals]), *(part.sum(dim=0) for part in by_head)]
 
 
 OF_FREE_STEPS = ("policy_loss", "entropy")
