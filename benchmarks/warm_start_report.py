@@ -93,7 +93,7 @@ def _forgetting(runs: Any) -> list[str]:
 def _finished(n_all: int, seeds: Sequence[Any]) -> str:
     """Return how much of a section has been run."""
     n_done = len(seeds)
-    return f"{n_done} seeds." if n_done == n_all else f"**Unfinished: {n_done} of {n_all} seeds.**"
+    return f"{n_done} seeds." if n_done == n_all else f"{n_done} of {n_all} seeds so far."
 
 
 def _collect(n_seeds: int, results: Callable[[int], Any]) -> list[Any]:
