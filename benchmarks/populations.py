@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from esper.config.growth import GrowthConfig
+from esper.growth.slot_states import Outcome, SlotStates
 from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.stages import Stage
-from esper.populations import (
-    Population,
-)
+from esper.populations import Population
 from host_designs import HOSTS, POPULATION, BareLoop, Builder, make_specs
 from rows import Ratio, Row, compare
 from timing import Call, Effort, time_side_by_side
@@ -121,22 +120,31 @@ def _run_case(case: Case, effort: Effort) -> list[Row]:
 
 
 def plant_seeds(population: Population, blueprints: tuple[str, ...]) -> None:
-    """Plant a seed in the first slot of every host, cycling through blueprints and stages."""
-    slot = population.slot_config.slot_ids[0]
+    """Plant a seed in every host, cycling through blueprints and stages."""
     for host in range(population.n_hosts):
         blueprint = blueprints[host % len(blueprints)]
         stage = STAGES[host // len(blueprints) % len(STAGES)]
-        for action in actions_to(stage, slot, blueprint):
-            assert population.apply(host, action).was_done, f"host {host} could not {action}"
+        grow_to(stage, blueprint, population.lives(host), partial(population.apply, host))
 
 
-def actions_to(stage: Stage, slot: str, blueprint: str) -> list[GrowthAction]:
-    """Return the actions that take an empty slot to a stage if no stage has a minimum duration."""
-    act = partial(GrowthAction, slot=slot)
-    germinate = act(op=Op.GERMINATE, blueprint=blueprint, tempo_epochs=0, alpha_target=0.5)
-    n_steps = {Stage.TRAINING: 1, Stage.BLENDING: 2, Stage.FOSSILIZED: 3}[stage]
-    last = [act(op=Op.FOSSILIZE)] if stage == Stage.FOSSILIZED else []
-    return [germinate, *[act(op=Op.ADVANCE)] * n_steps, *last]
+def grow_to(
+    stage: Stage, blueprint: str, lives: SlotStates, apply: Callable[[GrowthAction], Outcome]
+) -> None:
+    """Bring a seed to a stage, in the first slot that it fits, if no stage has a minimum duration.
+
+    What grows in the host's own layers has no stages before it is committed.
+    """
+    config = lives.slot_config
+    act = partial(
+        GrowthAction, slot=next(n for n in config.slot_ids if config.does_fit(blueprint, n))
+    )
+    actions = [act(op=Op.GERMINATE, blueprint=blueprint, tempo_epochs=0, alpha_target=0.5)]
+    actions += [act(op=Op.ADVANCE)] * min(2, STAGES.index(stage) + 1)
+    if stage == Stage.FOSSILIZED:
+        actions += [act(op=Op.ADVANCE), act(op=Op.FOSSILIZE)]
+    for action in actions:
+        if action.op == Op.GERMINATE or lives.is_legal(action):
+            assert apply(action).was_done, f"{action} was refused"
 
 
 def _require_agreement(calls: dict[str, Call]) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from esper.config.growth import GrowthConfig, HostConfig
 from esper.growth.footprint import training_step_flops
 from esper.growth.host_slots import slots
-from esper.growth.hosts import build_host, make_host, sample_input, slot_names
+from esper.growth.hosts import build_host, make_host, sample_input
 from esper.growth.placement import add_slots
 from host_designs import HOSTS
-from populations import BLUEPRINTS, STAGES, actions_to
+from populations import BLUEPRINTS, STAGES, grow_to
 from resnet import BLOCKS, ResNet
 from rows import Ratio, Row, compare
 from timing import Call, Effort, time_side_by_side
@@ -33,7 +33,8 @@ def run(effort: Effort) -> list[Row]:
     for design, sizes in HOSTS.items():
         config = sizes["1k"]
         x = sample_input(config, BATCH_SIZE)
-        rows.append(_run_empty(f"{design} 1k", build_host(config), slot_names(config), x, effort))
+        blocks = [f"blocks.{number}" for number in range(config.n_blocks)]
+        rows.append(_run_empty(f"{design} 1k", build_host(config), blocks, x, effort))
     x = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     rows.append(_run_empty("ResNet-18, 64x64", ResNet(), list(BLOCKS), x, effort))
     for design, sizes in HOSTS.items():
@@ -64,8 +65,7 @@ def _run_seeds(design: str, config: HostConfig, effort: Effort) -> list[Row]:
     for blueprint in BLUEPRINTS[design]:
         for stage in STAGES:
             host = make_host(config, growth_config=growth)
-            for action in actions_to(stage, slot_names(config)[0], blueprint):
-                slots(host).apply(action)
+            grow_to(stage, blueprint, slots(host).lives, slots(host).apply)
             name = f"{design} {SEED_SIZE}, {blueprint} {stage.name.lower()}, training step"
             calls[name] = partial(_train, host, x)
             shares[name] = training_step_flops(host, x) / plain
