@@ -74,21 +74,13 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
         observations, rewards, terminated, truncated, info = self.vector.step(
             np.asarray(action)[None]
         )
-        single: dict[str, Any] = {
-            "action_mask": info["action_mask"][0],
-            "reward_terms": {name: float(info["reward_terms"][name][0]) for name in REWARD_TERMS},
-        }
-        for name in ("illegal_action", "was_refused", "was_restored"):
-            single[name] = bool(info[name][0])
-        single |= {name: str(info[name][0]) for name in ("refusal", "intervention")}
-        single["op"] = int(info["op"][0])
-        single |= {name: float(info[name][0]) for name in ("score", "flops")}
+        names = ("was_refused", "was_restored", "illegal_action", "refusal", "intervention", "op")
+        single: dict[str, Any] = {"action_mask": info["action_mask"][0]}
+        single |= {name: _plain(info[name][0]) for name in (*names, "score", "flops")}
+        single["reward_terms"] = {n: _plain(info["reward_terms"][n][0]) for n in REWARD_TERMS}
         if "final_info" in info:
-            final = info["final_info"]
-            single |= {
-                name: final[name][0].item()
-                for name in ("final_score", "n_epochs", "host_parameters", "seed_parameters")
-            }
+            names = ("final_score", "n_epochs", "host_parameters", "seed_parameters")
+            single |= {name: _plain(info["final_info"][name][0]) for name in names}
         return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), single
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,3 +90,8 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned, bit for bit."""
         self.vector.load_state_dict(state)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy's as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value

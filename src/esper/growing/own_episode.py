@@ -31,7 +31,7 @@ from esper.tamiyo import Controller
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_array_masks
 from esper.tamiyo.policy.observations import ObservationLayout
 
-SlotState = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+MaskState = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """What masks depend on: stage, age, whether alpha rests and the gate is open, ``[1, slots]`` each,
 and the blueprints that fit, ``[slots, blueprints]``."""
 
@@ -155,7 +155,7 @@ class OwnHost:
                 why = str(error)
         return Outcome(action, was_done=False, reason=why)
 
-    def mask_state(self) -> SlotState:
+    def mask_state(self) -> MaskState:
         """Return what masks depend on."""
         now = self._arrays.copy()
         state = now.stage, now.age_epochs, now.alpha_at_rest, now.is_gate_open
@@ -179,13 +179,9 @@ class OwnHost:
             slot: frozenset(compress(config.blueprints, row))
             for slot, row in zip(config.slot_ids, fits, strict=True)
         }
-        return compute_array_masks(
-            torch.from_numpy(stage),
-            torch.from_numpy(age),
-            torch.from_numpy(at_rest),
-            replace(config, fits=names),
-            torch.from_numpy(is_open),
-        )
+        given = (stage, age, at_rest, is_open)
+        states, ages, rests, gates = (torch.from_numpy(values) for values in given)
+        return compute_array_masks(states, ages, rests, replace(config, fits=names), gates)
 
     def fitting(self) -> np.ndarray:
         """Return the blueprints that fit each slot, ``[slots, blueprints]``."""
