@@ -94,4 +94,5 @@ class GrowthEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.int64]]):
 
 def _plain(value: Any) -> Any:
     """Return a number of NumPy's as Python's own."""
-    return value.item() if isinstance(value, np.generic) else value
+    item = getattr(value, "item", None)
+    return value if item is None else item()
