@@ -83,40 +83,6 @@ class Decision:
     """In a race of sizes, the score of each size that trained in this epoch. The other numbers are
     those of the leading size, the smallest one within the tolerance of the best."""
 
-    @classmethod
-    def of(
-        cls,
-        controller: Controller | None,
-        op: Op,
-        choices: list[int],
-        slots: SlotArrays,
-        config: SlotConfig,
-        **facts: Any,
-    ) -> Decision:
-        """Return what was done with the only host, with facts about it.
-
-        Args:
-            controller: The controller, after it chose; None if it was not asked.
-            op: What was done.
-            choices: The choice of each head; empty if the controller was not asked.
-            slots: The slots of the host.
-            config: Their names and blueprints.
-            facts: The other fields.
-        """
-        action = decode_action(choices, config) if choices else WAIT
-        return cls(
-            op=op.name.lower(),
-            slot="" if op in (Op.WAIT, Op.FINISH) else action.slot,
-            blueprint=action.blueprint if op is Op.GERMINATE else "",
-            probabilities={} if controller is None else op_probabilities(controller),
-            choices=choices,
-            value=None if controller is None else expected_return(controller),
-            is_gain=controller is not None and expects_gain(controller),
-            seed_parameters=int(slots.grown_parameters.sum()),
-            slots=slots.states(0, config),
-            **facts,
-        )
-
     @property
     def should_stop(self) -> bool:
         """Whether the controller ended the training, or the budget is used up."""
@@ -189,6 +155,39 @@ class Decision:
 
     def _repr_html_(self) -> str:
         return Trace([self]).to_html()
+
+
+def decision_of(
+    controller: Controller | None,
+    op: Op,
+    choices: list[int],
+    slots: SlotArrays,
+    config: SlotConfig,
+    **facts: Any,
+) -> Decision:
+    """Return what was done with the only host, with facts about it.
+
+    Args:
+        controller: The controller, after it chose; None if it was not asked.
+        op: What was done.
+        choices: The choice of each head; empty if the controller was not asked.
+        slots: The slots of the host.
+        config: Their names and blueprints.
+        facts: The other fields.
+    """
+    action = decode_action(choices, config) if choices else WAIT
+    return Decision(
+        op=op.name.lower(),
+        slot="" if op in (Op.WAIT, Op.FINISH) else action.slot,
+        blueprint=action.blueprint if op is Op.GERMINATE else "",
+        probabilities={} if controller is None else op_probabilities(controller),
+        choices=choices,
+        value=None if controller is None else expected_return(controller),
+        is_gain=controller is not None and expects_gain(controller),
+        seed_parameters=int(slots.grown_parameters.sum()),
+        slots=slots.states(0, config),
+        **facts,
+    )
 
 
 OnStep = Callable[[Decision], None]

@@ -28,7 +28,7 @@ from esper.config.checks import (
 from esper.config.growth import MAX_EPOCHS, Budget
 from esper.errors import ConfigError, GrowerError, SlotError, type_of
 from esper.growing.averages import AverageKeeper
-from esper.growing.decisions import Decision, Trace
+from esper.growing.decisions import Decision, Trace, decision_of
 from esper.growing.epoch_results import EpochReader, EpochResults, require_function
 from esper.growing.own_episode import OwnEpisode
 from esper.growing.recording import Recording, own_training_config, start_recording
@@ -586,7 +586,7 @@ class Grower:
         else:
             op, heads, why = episode.choose()
             controller, self.is_finished = episode.controller, op == Op.FINISH
-        return Decision.of(
+        return decision_of(
             controller,
             op,
             heads,

@@ -16,7 +16,14 @@ from esper.config.growth import Budget
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.episodes import StepResult
 from esper.errors import RunError
-from esper.growing.decisions import Decision, OnStep, Trace, end_note, ignore_step
+from esper.growing.decisions import (
+    Decision,
+    OnStep,
+    Trace,
+    decision_of,
+    end_note,
+    ignore_step,
+)
 from esper.growing.grown import (
     Grown,
     GrowthSummary,
@@ -166,7 +173,7 @@ def _describe(
     best, n_grown = int(records.settled_epoch[0]), int(result.slots.grown_parameters.sum())
     is_other = bool(result.terminated[0]) and best != records.epoch[0]
     why = result.refusals.get(0) or result.interventions.get(0, "")
-    return Decision.of(
+    return decision_of(
         controller,
         Op(int(result.op_done[0])),
         actions[0].tolist(),
