@@ -22,7 +22,8 @@ from esper.errors import (
     ShapeError,
     TaskError,
 )
-from esper.growth.host_slots import HostSlots, slots
+from esper.growth.host_slots import slots
+from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from tests.environment.worlds import TINY, choose, life_of_a_seed, make_env, module_slot
 
@@ -110,7 +111,7 @@ def test_a_seed_that_must_not_start_is_a_flagged_wait(monkeypatch: pytest.Monkey
     *_, info = env.step(grow)
     assert info["was_refused"] is False
     with monkeypatch.context() as patch:
-        patch.setattr(HostSlots, "find_start_problem", lambda *_: "not finite")
+        patch.setattr(SeedSlot, "find_start_problem", lambda *_: "not finite")
         observation, *_, info = env.step(go)
     assert info["was_refused"] is True
     assert info["illegal_action"] is False

@@ -23,8 +23,8 @@ from esper.config.growth import MLPHostConfig, RewardConfig
 from esper.environment import GrowthEnv, GrowthVectorEnv
 from esper.environment.rewards import REWARD_TERMS
 from esper.errors import ConfigError, ResetNeededError, UnsupportedEnvironmentError
-from esper.growth.host_slots import HostSlots
 from esper.growth.hosts import HostMaker
+from esper.growth.seed_slot import SeedSlot
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.legality import SlotMaskState, may_apply
 from esper.lifecycle.stages import Stage
@@ -455,7 +455,7 @@ def test_elapsed_time_is_part_of_the_state(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_info_gives_the_reason_of_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostSlots, "find_start_problem", lambda *_: "not finite")
+    monkeypatch.setattr(SeedSlot, "find_start_problem", lambda *_: "not finite")
     envs = make_envs(2)
     envs.reset(seed=0)
     grow, go, *_ = life_of_a_seed(envs.slot_config)
