@@ -329,6 +329,22 @@ def test_an_optimizer_keeps_its_groups_and_its_state(make: Any) -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_the_state_of_a_layer_of_one_unit_grows_with_it(make: Any) -> None:
+    x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(5, 1), nn.Tanh(), nn.Linear(1, 1))
+    options = {"momentum": 0.9} if make is torch.optim.SGD else {}
+    optimizer = make(model.parameters(), lr=0.01, **options)
+    model(x).square().mean().backward()
+    optimizer.step()
+    old = {key: v.clone() for key, v in optimizer.state[model[0].bias].items() if v.ndim}
+    esper.widen(model, 3.0, sample_input=x, optimizer=optimizer)
+    for key, value in old.items():
+        assert optimizer.state[model[0].bias][key].tolist() == [value.item(), 0.0, 0.0]
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
 def test_a_moving_average_gets_the_same_new_units() -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 5)

@@ -92,10 +92,12 @@ def _padded(state: dict[str, Any], change: Replacement) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in state.items():
-        if not isinstance(value, Tensor) or value.numel() == 1:
+        if not isinstance(value, Tensor) or value.ndim == 0:
             found[name] = value
         elif change.old is not None and value.shape == change.old.shape:
             found[name] = change.carry(value)
+        elif value.numel() == 1:
+            found[name] = value
         else:
             return {}
     return found
