@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 def points(interval: Interval) -> str:
     """Return a difference of scores in points, which are hundredths, with its interval."""
-    mean, low, high = (
-        _rounded(100.0 * end) for end in (interval.mean, interval.low, interval.high)
-    )
-    return f"{mean:+.1f} [{low:.1f}, {high:.1f}] points"
+    low, high = _rounded(100.0 * interval.low), _rounded(100.0 * interval.high)
+    return f"{signed_points(interval.mean)} [{low:.1f}, {high:.1f}] points"
+
+
+def signed_points(difference: float) -> str:
+    """Return a difference of scores in points with its sign; what rounds to zero is ``+0.0``."""
+    return f"{_rounded(100.0 * difference):+.1f}"
 
 
 def saving(ratio: Interval) -> Interval:

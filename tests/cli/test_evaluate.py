@@ -63,6 +63,10 @@ def test_an_interrupted_evaluation_can_be_resumed(
     assert main(words) == 0
     (told,) = capsys.readouterr().out.splitlines()
     assert told.startswith("found here: ")
+    assert main([*words, "--price", "0.1", "0.4"]) == 0
+    low, high = capsys.readouterr().out.splitlines()
+    assert low.startswith("found here at price 0.1: ")
+    assert high.startswith("found here at price 0.4: ")
 
 
 def test_results_are_printed_as_json(copied_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,11 @@ import sys
 
 import pytest
 
-from esper.cli.verdict import WIDTH, plot_differences
+from esper.cli.verdict import WIDTH, plot_differences, show_evidence
+from esper.formatting import points
 from esper.statistics import Interval
+from tests.evidence.examples import make_evidence
+from tests.results.test_findings import other, own_arm
 
 ROWS = [
     ("fixed", Interval(-0.03, -0.04, -0.02, 256), True),
@@ -44,6 +47,21 @@ def test_the_ends_are_those_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> 
     assert end == len(axis) - 1
     width = random.index("[") - axis.index(" 0 ")
     assert width == pytest.approx(0.06 / 0.14 * (end - start), abs=2)
+
+
+def test_what_rounds_to_zero_is_written_as_in_the_table() -> None:
+    tiny = Interval(-0.0003, -0.0004, 0.01, 256)
+    line, axis = plot_differences([("fixed", tiny, False)])
+    assert line.split()[1] == points(tiny).split()[0] == "+0.0"
+    assert "-" not in axis
+
+
+def test_the_note_on_hollow_dots_says_what_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    equal = make_evidence(own_arm(), other("x", 0.0))
+    show_evidence(equal)
+    assert "intervals are not" in capsys.readouterr().out
+    show_evidence(make_evidence(own_arm(), other("x", -0.3)))
+    assert "intervals are not" not in capsys.readouterr().out
 
 
 def test_no_differences_have_no_plot() -> None:

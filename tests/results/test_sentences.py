@@ -244,7 +244,11 @@ def test_hosts_that_any_training_run_grew_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("gain", "words"),
-    [(0.1, "saved by stopping early"), (0.0, "no clear difference in return")],
+    [
+        (0.1, "points, which comes from stopping early"),
+        (-0.1, "points, which comes from stopping early"),
+        (0.0, "no clear difference in return"),
+    ],
 )
 def test_a_controller_that_hardly_grows_gets_no_credit_for_growth(gain: float, words: str) -> None:
     few = np.where(np.arange(N) == 3, 30.0, 0.0)
@@ -252,7 +256,41 @@ def test_a_controller_that_hardly_grows_gets_no_credit_for_growth(gain: float, w
     sentence = growth_of(arm(PLAIN.score + 0.5, returns=returns, flops=0.5, grown=few))
     assert sentence.startswith("Growth was too rare to tell: score ")
     assert words in sentence
+    assert ("no clear difference" in sentence) == (gain == 0.0)
     assert "50% less compute" in sentence
+    assert "(1 of 40 hosts was grown; " in sentence
+
+
+def test_a_controller_that_grows_nothing_is_said_to() -> None:
+    learned = arm(PLAIN.score - 0.15 + noise(0.02, 1), flops=0.1)
+    evidence = evidence_of(learned, PLAIN)
+    assert weigh(evidence)[0].verdict == "worse"
+    sentence = growth_sentence(evidence)
+    assert sentence.startswith("No host was grown: score -15.")
+    assert "no clear difference" not in sentence
+    assert f"the return is {points(weigh(evidence)[0].returns)}, which comes from" in sentence
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(0.1, "better"), (-0.1, "worse")])
+@pytest.mark.parametrize(
+    ("score", "words"),
+    [
+        (0.1 + noise(0.02, 1), {"better": "Growth helped", "worse": "Growth raised the score but"}),
+        (-0.1 + noise(0.02, 1), {"better": "The score is lower", "worse": "Growth did not help"}),
+        (noise(0.2, 1), dict.fromkeys(("better", "worse"), "Growth made no clear difference in")),
+    ],
+)
+def test_the_verdict_on_growth_does_not_contradict_the_return(
+    score: np.ndarray, words: dict[str, str], change: float, verdict: str
+) -> None:
+    returns = PLAIN.returns + change + noise(0.02, 2)
+    evidence = evidence_of(arm(PLAIN.score + score, returns=returns, grown=HALF_GROWN), PLAIN)
+    (found,) = weigh(evidence)
+    assert found.verdict == verdict
+    sentence = growth_sentence(evidence)
+    assert sentence.startswith(words[verdict])
+    agrees = found.is_gain_sure and (found.score.mean > 0.0) == (change > 0.0)
+    assert (f"the return is {points(found.returns)}" in sentence) != agrees
 
 
 def test_growth_that_costs_more_than_it_gains_is_not_called_a_help() -> None:
@@ -267,6 +305,13 @@ def test_too_few_hosts_show_nothing_about_growth() -> None:
     sentence = growth_of(make_arm("learned", make_hosts(1, 9, gain=0.3), grown_share=1.0), plain)
     assert sentence.startswith("Growth made no clear difference")
     assert "9 hosts are too few to tell" in sentence
+
+
+def test_too_few_hosts_show_nothing_about_a_controller_that_hardly_grows() -> None:
+    plain = make_arm("no-growth", make_hosts(1, 9))
+    sentence = growth_of(make_arm("learned", make_hosts(1, 9, gain=-0.3), grown_share=0.0), plain)
+    assert "9 hosts are too few to tell" in sentence
+    assert "no clear difference" not in sentence
 
 
 def test_a_saving_is_only_claimed_where_there_is_one() -> None:

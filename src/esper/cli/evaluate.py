@@ -222,7 +222,9 @@ def _show(entries: Sequence[Evidence], options: EvaluateOptions, folder: Path) -
         print_json({"files": files, "prices": [verdict_json(one) for one in entries]})
         return
     if options.quiet:
-        print(f"{folder}: {verdict_sentences(entries[0])[0]}")
+        for entry in entries:
+            at = f" at price {entry.price:g}" if len(entries) > 1 else ""
+            print(f"{folder}{at}: {verdict_sentences(entry)[0]}")
         return
     for entry in entries:
         print()

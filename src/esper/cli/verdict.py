@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from esper.cli.output import can_encode, print_table, print_wrapped
-from esper.formatting import many
+from esper.formatting import many, signed_points
 
 if TYPE_CHECKING:
     from esper.results.evidence import Evidence
@@ -68,6 +68,7 @@ def _show_plot(evidence: Evidence) -> None:
         hollow = _MARKS[can_encode("".join(_MARKS[True]))][4]
         compared = many(len(rows), "comparison")
         print(f"\n{hollow} no clear difference, after correction for {compared}")
+        print("  (marks are corrected, intervals are not)")
     print()
 
 
@@ -80,7 +81,7 @@ def plot_differences(rows: Sequence[tuple[str, Interval, bool]]) -> list[str]:
     if not rows:
         return []
     line, left, right, sure, unsure, zero = _MARKS[can_encode("".join(_MARKS[True]))]
-    means = [_label(interval.mean) for _, interval, _ in rows]
+    means = [signed_points(interval.mean) for _, interval, _ in rows]
     names, numbers = max(len(name) for name, _, _ in rows), max(map(len, means))
     columns = max(MIN_COLUMNS, WIDTH - names - numbers - 4)
     low = min(0.0, *(interval.low for _, interval, _ in rows))
@@ -107,16 +108,12 @@ def _axis(low: float, high: float, zero: int, columns: int) -> str:
     """Return the axis: zero, and both ends where they do not touch it."""
     cells = [" "] * columns
     cells[zero] = "0"
-    start, end = _label(low), _label(high)
+    start, end = signed_points(low), signed_points(high)
     if low < 0.0 and len(start) < zero:
         cells[: len(start)] = start
     if high > 0.0 and zero + 1 < columns - len(end):
         cells[columns - len(end) :] = end
     return "".join(cells).rstrip()
-
-
-def _label(difference: float) -> str:
-    return f"{100.0 * difference:+.1f}"
 
 
 def _show_table(evidence: Evidence) -> None:

@@ -148,34 +148,38 @@ def growth_sentence(evidence: Evidence) -> str:
         return ""
     own, plain = evidence.own, evidence.arm(NO_GROWTH)
     n_grown = int((own.grown_parameters.max(0) > 0.0).sum())
-    counted = f"{n_grown} of {many(evidence.n_hosts, 'host')} were grown"
+    were = "was" if n_grown == 1 else "were"
+    counted = f"{n_grown} of {many(evidence.n_hosts, 'host')} {were} grown"
     facts = f"score {points(against.score)} with {_compute(own, plain)} ({counted}"
     if own.grown_share < SELDOM:
-        why = _return_without_growth(against, own, plain)
-        return f"Growth was too rare to tell: {facts}; {why})."
+        verdict = "Growth was too rare to tell" if n_grown else "No host was grown"
+        return f"{verdict}: {facts}; {_return_without_growth(against, own, plain)})."
     return f"{_growth_verdict(against)}: {facts}{_growth_reason(against)})."
 
 
 def _growth_verdict(against: Finding) -> str:
     """Return whether growth helped, in words, given the comparison with no growth."""
     if not against.is_gain_sure:
-        return "Growth made no clear difference"
+        only_score = " in score" if against.verdict != "not shown" else ""
+        return f"Growth made no clear difference{only_score}"
     if against.score.is_below_zero:
-        return "Growth did not help"
+        is_better = against.verdict == "better"
+        return "The score is lower but the return higher" if is_better else "Growth did not help"
     costs_more = against.verdict == "worse"
     return "Growth raised the score but cost more than it gained" if costs_more else "Growth helped"
 
 
 def _growth_reason(against: Finding) -> str:
     """Return what the verdict on growth depends on besides the score, with a separator."""
-    p = against.corrected_growth_p
     if not against.score.is_from_enough:
         return f"; {too_few(against.score)}"
+    reason, p = "", against.corrected_growth_p
     if not against.is_gain_sure and against.score.excludes_zero and p is not None:
-        return f"; p {probability(p)} after correction for all comparisons"
-    is_dear = against.is_gain_sure and against.verdict == "worse"
-    is_only_return = not against.is_gain_sure and against.verdict == "better"
-    return f"; the return is {points(against.returns)}" if is_dear or is_only_return else ""
+        reason = f"; p {probability(p)} after correction for all comparisons"
+    agrees = against.verdict == ("better" if against.score.mean > 0.0 else "worse")
+    if against.verdict == "not shown" or (against.is_gain_sure and agrees):
+        return reason
+    return f"{reason}; the return is {points(against.returns)}"
 
 
 def _compute(own: Arm, plain: Arm) -> str:
@@ -189,11 +193,13 @@ def _compute(own: Arm, plain: Arm) -> str:
 
 def _return_without_growth(against: Finding, own: Arm, plain: Arm) -> str:
     """Return how the return of a controller that hardly grows compares with no growth."""
-    if against.verdict != "better":
+    if not against.returns.is_from_enough:
+        return too_few(against.returns)
+    if against.verdict == "not shown":
         return "no clear difference in return"
-    if paired_interval(plain.flops, own.flops).is_above_zero:
-        return "the higher return is compute saved by stopping early"
-    return f"the return is {points(against.returns)}"
+    is_shorter = paired_interval(plain.flops, own.flops).is_above_zero
+    why = ", which comes from stopping early" if is_shorter else ""
+    return f"the return is {points(against.returns)}{why}"
 
 
 def verdict_json(evidence: Evidence) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def facts(evidence: Evidence, *, is_full_table: bool = True) -> tuple[str, ...]:
         several if n_runs > 1 else one,
         *_learned_price(evidence),
         f"Differences are {evidence.own.label} minus the arm, host by host; a point is 0.01.",
-        "p is corrected for all comparisons at this price (Holm), not for those at other prices. "
+        "p is corrected for all comparisons at this price (Holm), not for those at other prices; "
+        "intervals are not corrected. "
         "It tests equal returns; at equal FLOPs, equal scores; for as many epochs, a score lower "
         "than that of the same size from scratch by 0.5 points, then equal FLOPs.",
         *(of_columns if is_full_table else ()),

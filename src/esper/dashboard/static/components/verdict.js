@@ -32,7 +32,7 @@ function Differences({ differences }) {
   const rows = differences.map(({ label, ep_rew: value, is_sure: isSure }) => ({ name: label, ...value, isSure }));
   return html`<${IntervalPlot} rows=${rows.sort((a, b) => a.mean - b.mean)} format=${points}
     label="Difference of return to each baseline, in points" />
-    ${rows.some(({ isSure }) => !isSure) && html`<p class="muted small">Hollow: no clear difference, after correction for all comparisons.</p>`}`;
+    ${rows.some(({ isSure }) => !isSure) && html`<p class="muted small">Hollow: no clear difference, after correction for all comparisons; intervals are not corrected.</p>`}`;
 }
 
 /** The result of esper evaluate at one price. */
