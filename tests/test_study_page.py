@@ -47,8 +47,9 @@ def test_the_tutorial_of_a_study_works(
     assert "n_epochs = 12  # task rings:make_task" in config
     assert "shaping = 0.0  # rings.toml" in config
     if find_spec("pandas") is not None:
-        with pytest.warns(CodeWarning, match="rings:make_task"):
-            exec(compile(table, PAGE.name, "exec"), {})
+        with pytest.warns(CodeWarning, match="rings:make_task") as warned:
+            exec(compile(table, PAGE.name, "exec"), {"__name__": "page"})
+        assert {one.filename for one in warned if one.category is CodeWarning} == {PAGE.name}
         assert "full" in capsys.readouterr().out
     (tmp_path / "search.toml").write_text(search)
     assert set(read_study("search.toml").search) == {"ppo.learning_rate", "rewards.reward"}

@@ -86,10 +86,11 @@ def test_python_runs_code_of_a_file_only_if_allowed(controller: Path, run: Path)
             call()
         assert not Path(MARK).exists()
         with (
-            pytest.warns(CodeWarning, match=r"os:mkdir\(path='made-by-code'\)"),
+            pytest.warns(CodeWarning, match=r"os:mkdir\(path='made-by-code'\)") as warned,
             pytest.raises(TaskError, match="'os:mkdir' returned a NoneType"),
         ):
             call(allow_code=True)
+        assert {one.filename for one in warned if one.category is CodeWarning} == {__file__}
         Path(MARK).rmdir()
 
 

@@ -46,6 +46,17 @@ def test_an_evaluation_prints_its_verdict_and_saves_its_results(
     ]
 
 
+def test_replacing_other_results_is_told(
+    copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", str(copied_run), "--tuning-runs", "4", "--arms", "no-growth", "--quiet"]
+    for n_hosts, earlier in ((3, None), (3, None), (2, 3)):
+        assert main([*words, "--hosts", str(n_hosts)]) == 0
+        lines = [line for line in capsys.readouterr().err.splitlines() if "replaced" in line]
+        assert len(lines) == (earlier is not None)
+        assert all(line.endswith(f"--hosts {earlier}") for line in lines)
+
+
 def test_an_interrupted_evaluation_can_be_resumed(
     copied_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

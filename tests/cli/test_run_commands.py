@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import pytest
 
 import esper
 from esper.cli.main import main
+from esper.results.files import write_summary
 from esper.storage.checkpoint_folder import CheckpointWarning
 from esper.storage.run_folder import RunFolder
 from esper.telemetry import TelemetryWarning, open_run
 from esper.telemetry.records import StepRecord
+from esper.training.runs import _notes  # pyright: ignore[reportPrivateUsage]
+from esper.training.state import Progress
 from tests.cli.conftest import TINY
 
 
@@ -85,6 +89,42 @@ def test_quiet_prints_one_line_and_json_one_object_per_line(
     assert told.err == "esper: a run is done; nothing to resume\n"
 
 
+def test_the_folder_of_a_study_is_told_from_a_run(
+    finished_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "all/my study/base-s0")
+    monkeypatch.setenv("ESPER_RUNS", "all")
+    offered = "esper runs 'all/my study'"
+    for name in ("all/my study", "my study"):
+        line = refused(["show", name], capsys)
+        assert "there is no run" not in line
+        assert offered in line
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"  {offered}"
+    assert main(["runs", "all/my study"]) == 0
+    told = capsys.readouterr().out
+    assert "all/my study/base-s0" in told
+    assert "esper runs" not in told
+    assert main(["show", "my study/base-s0"]) == 0
+
+
+@pytest.mark.parametrize("best_round", [0, 1])
+def test_a_controller_that_ppo_did_not_improve_is_named(
+    best_round: int, copied_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = esper.load_run(copied_run)
+    assert found.summary is not None
+    progress = Progress(best_round=best_round, fixed_return=0.5)
+    write_summary(found.folder.summary_file, replace(found.summary, notes=_notes(progress)))
+    for words in (["resume", str(copied_run)], ["show", str(copied_run), "--verbose"]):
+        assert main(words) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert told.count("round 0: as taught, before any round of PPO") == (best_round == 0)
+
+
 def test_runs_are_listed_with_their_states(
     finished_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +147,9 @@ def test_runs_are_listed_with_their_states(
     assert facts["score"] == pytest.approx(summary.own.score.mean())
     assert facts["return"] == pytest.approx(summary.own.returns.mean())
     assert facts["no_growth_score"] == pytest.approx(plain.score.mean())
-    assert f"{facts['return']:.3f}  {facts['score']:.3f}      {plain.score.mean():.3f}" in row
+    assert "  score, no growth" in table.splitlines()[0]
+    values = (facts["return"], facts["score"], plain.score.mean())
+    assert row.split()[-3:] == [f"{value:.3f}" for value in values]
     assert (facts["state"], facts["rounds_done"]) == ("done", 2)
 
 

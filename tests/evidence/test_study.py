@@ -165,6 +165,13 @@ def test_rows_hold_the_results_of_each_run(folder: Path) -> None:
     (row,) = [row for row in rows if (row["configuration"], row["seed"]) == ("slow", 1)]
     assert row["ppo.learning_rate"] == 0.0003
     assert row["ep_rew_mean"] == pytest.approx(summary.own.returns.mean())
+    assert row["best_round"] in (1, 2)
+    with esper.load_run(folder / "slow-s1").telemetry() as telemetry:
+        (kept, *_) = telemetry.select(
+            "SELECT round FROM evaluations WHERE arm = 'learned' AND purpose = 'tuning' "
+            "ORDER BY ep_rew_mean DESC, round"
+        )
+    assert row["best_round"] == kept[0]
     assert row["score_gain"] == pytest.approx(
         summary.own.score.mean() - summary.arm("no-growth").score.mean()
     )
@@ -195,6 +202,22 @@ def test_the_command_writes_a_page_a_table_and_the_comparison(
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "out" / "study.csv").open() as text:
         assert len(list(csv.DictReader(text))) == 4
+
+
+def test_settings_of_rows_can_be_grouped_by(tmp_path: Path) -> None:
+    listed: list[dict[str, Any]] = [
+        {"name": "full"},
+        {"name": "blind", "ablation.hidden": ["error*", "slots"]},
+        {"name": "free", "ppo.target_kl": "none", "task_options": {"batches_per_epoch": 1}},
+    ]
+    rows = study_rows(read_study({**TINY, "seeds": 1, "configurations": listed}), tmp_path)
+    assert [row["ablation.hidden"] for row in rows] == ["[]", '["error*", "slots"]', "[]"]
+    assert rows[2]["ppo.target_kl"] == "none"
+    assert [row["task_options"] for row in rows] == [
+        *["{batches_per_epoch = 2}"] * 2,
+        "{batches_per_epoch = 1}",
+    ]
+    assert len({value for row in rows for value in row.values()}) > len(rows)  # all are hashable
 
 
 def test_a_study_names_code_only_if_allowed(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from esper.cli.arguments import Metavar, Positional, UsageError, parse, require_task
 from esper.cli.output import (
@@ -22,6 +22,7 @@ from esper.cli.verdict import show_evidence
 from esper.config.checks import Bounds, NonNegativeFloat, NonNegativeInt
 from esper.config.held_out_hosts import EVALUATION_HOSTS
 from esper.config.run import OptionValue
+from esper.errors import EvidenceError
 from esper.invocation import program
 from esper.storage.controller_folder import locate_controller
 from esper.storage.run_folder import RunFolder, require_own, shell_word
@@ -152,8 +153,29 @@ def _evaluate(
         workers=options.workers,
         ray_address=options.ray_address,
     )
+    earlier = _earlier_results(folder)
     save_evidence(entries, folder)
+    if earlier and _measured(earlier) != _measured(entries):
+        print(
+            f"esper: replaced the earlier results in {folder}, those of: {earlier[0].command}",
+            file=sys.stderr,
+        )
     return entries
+
+
+def _earlier_results(folder: Path) -> tuple[Evidence, ...]:
+    """Return the results that a folder holds; none if they cannot be read."""
+    from esper.results.files import read_evidence_file
+
+    try:
+        return read_evidence_file(folder / "evaluation.json")
+    except (OSError, EvidenceError):
+        return ()
+
+
+def _measured(entries: Sequence[Evidence]) -> list[dict[str, Any]]:
+    """Return what was measured, without when and by which command."""
+    return [replace(one, created="", command="").to_json() for one in entries]
 
 
 def _announced(

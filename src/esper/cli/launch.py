@@ -41,8 +41,12 @@ def show_results(run: Run, options: LaunchOptions) -> None:
     elif options.quiet:
         print(f"{run.path}: {summary.sentences[0]}")
     else:
+        from esper.results.sentences import AS_TAUGHT
+
         print()
         show_evidence(summary)
+        if AS_TAUGHT in summary.notes:
+            print_wrapped(AS_TAUGHT)
         print()
         show_next_steps(run)
 

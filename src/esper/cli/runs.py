@@ -20,7 +20,7 @@ from esper.results.arms import NO_GROWTH
 from esper.results.evidence import Evidence
 from esper.results.sentences import verdict_json
 from esper.storage.files import replacing
-from esper.storage.run_folder import RunFolder, list_folders, runs_folder
+from esper.storage.run_folder import RunFolder, holds_runs, list_folders, runs_folder, shell_word
 from esper.telemetry import Metrics, open_run
 from esper.training.run import Run, load_run
 
@@ -83,7 +83,7 @@ _ABOUT_RESULTS = (
     "Results are those of the final comparison; of a run that is not done, those of the latest "
     "evaluation, on other held-out hosts."
 )
-_HEADINGS = ("run", "state", "task", "rounds", "return", "score", "no growth")
+_HEADINGS = ("run", "state", "task", "rounds", "return", "score", "score, no growth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ def run_runs(args: Sequence[str]) -> int:
     options = parse(RunsOptions, args, command="runs")
     if options.folder is not None and not os.path.isdir(options.folder):
         raise RunError(f"no folder {shown(options.folder)}; give the folder of your runs.")
-    folders = list_folders(options.folder)
+    folders, place = list_folders(options.folder), Path(options.folder or runs_folder())
     if options.json:
         print_json([facts_of(folder) for folder in folders])
-    elif not folders:
-        place = options.folder or runs_folder()
+        return 0
+    if not folders:
         print(f"no runs in {place}; start one with {program()} train")
     else:
         known = [facts_of(folder) for folder in folders]
@@ -119,6 +119,10 @@ def run_runs(args: Sequence[str]) -> int:
                 print_wrapped(
                     f"{facts['run']}: {one_line(facts['problem'])}", indent="  ", first=""
                 )
+    inner = sorted(path for path in place.iterdir() if holds_runs(path)) if place.is_dir() else []
+    if inner:
+        print("\nFolders of more runs, such as studies:")
+        print("\n".join(f"  {program()} runs {shell_word(path)}" for path in inner))
     return 0
 
 

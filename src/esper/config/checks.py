@@ -337,4 +337,14 @@ def require_trusted_task(
             f"{source} names code to run, {call}; files may only name registered tasks. If you "
             "trust it, pass --allow-code (allow_code=True in Python)."
         )
-    warnings.warn(f"running code that {source} names: {call}", CodeWarning, stacklevel=3)
+    warnings.warn(
+        f"running code that {source} names: {call}", CodeWarning, stacklevel=_user_level()
+    )
+
+
+def _user_level() -> int:
+    """Return the stack level, for the calling function, of the line that called Esper."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "esper":
+        frame, level = frame.f_back, level + 1
+    return level

@@ -86,6 +86,14 @@ GLOSSARY: dict[str, str] = {
     ),
     "no growth": "Training a host as it was given, which everything else is compared with.",
     "baseline": "A simple controller that a learned one is compared with on the same hosts.",
+    "arm": (
+        "One way of training hosts in a comparison: a controller, a baseline or no growth. All "
+        "arms train the same hosts."
+    ),
+    "verdict": (
+        "What a comparison shows: better, worse, as good with fewer FLOPs, or no clear difference, "
+        "judged by intervals and p-values corrected for all comparisons."
+    ),
     "held-out hosts": "Hosts that a controller did not learn from.",
     "task": "What hosts learn: data, the host's architecture, a metric and a budget.",
     "prior": (

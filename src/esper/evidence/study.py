@@ -431,14 +431,18 @@ def study_rows(study: Study, folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for one in study.runs(folder):
         row: dict[str, Any] = {"configuration": one.configuration, "seed": one.seed}
-        changes, config = study.changes[one.configuration], one.settings.config
-        row |= {path: changes.get(path, attrgetter(path)(config)) for path in paths}
+        row |= {path: _cell(attrgetter(path)(one.settings.config)) for path in paths}
         run = done.get((one.configuration, one.seed))
-        row |= {"is_done": run is not None} | dict.fromkeys(_RESULTS)
+        row |= {"is_done": run is not None} | dict.fromkeys((*_RESULTS, "best_round"))
         if run is not None:
-            row |= _results_of(_summary(run))
+            row |= _results_of(_summary(run)) | {"best_round": _best_round(run)}
         rows.append(row | {"run": str(one.path)})
     return rows
+
+
+def _cell(value: object) -> object:
+    """Return a setting as a value that tables can be grouped by: None and lists as in TOML."""
+    return value if isinstance(value, (str, int, float)) else value_text(value).strip('"')
 
 
 _RESULTS = ("ep_rew_mean", "score", "score_gain", "flops", "parameters", "n_epochs", "grown_share")
@@ -457,6 +461,13 @@ def _results_of(found: Evidence) -> dict[str, float]:
         own.grown_share,
     )
     return {name: float(value) for name, value in zip(_RESULTS, values, strict=True)}
+
+
+def _best_round(run: Run) -> int | None:
+    """Return the round after which the compared controller was kept; 0 is before PPO."""
+    with run.telemetry() as telemetry:
+        rows = telemetry.rows(EvaluationRecord, arm=LEARNED, purpose="tuning")
+    return max((row.round for row in rows if row.is_best), default=None)
 
 
 def write_table(study: Study, folder: Path) -> Path:

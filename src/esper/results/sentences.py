@@ -20,6 +20,8 @@ from esper.statistics import nested_interval, paired_interval
 
 SELDOM = 0.05
 """A controller that grows a smaller share of hosts than this hardly grows."""
+AS_TAUGHT = "The compared controller is that of round 0: as taught, before any round of PPO."
+"""The note on a run that no round of PPO improved."""
 MARGIN = f"{100 * EQUIVALENCE:g} points"
 
 _PHRASES = {

@@ -182,6 +182,12 @@ class RunFolder:
         for folder in (cls(path), cls(runs_folder() / path)):
             if folder.holds_run or folder.is_closed:
                 return folder
+        for folder in (path, runs_folder() / path):
+            if holds_runs(folder):
+                raise RunError(
+                    f"{folder} is not a run but a folder of runs, as a study makes; list them with "
+                    f"{program()} runs {shell_word(folder)}. A study's study.html shows all."
+                )
         known = [found.name for found in list_folders()]
         hint = did_you_mean(path.name[:LONGEST_NAME], known) or " List all runs with: esper runs"
         raise RunError(f"there is no run {shown(str(run))}.{hint}")
@@ -293,6 +299,16 @@ def list_folders(parent: str | os.PathLike[str] | None = None) -> list[RunFolder
         pass  # there is no such folder
     found = [folder for folder in found if folder.holds_run or folder.is_closed]
     return sorted(found, key=lambda folder: (_changed_at(folder.config_file), folder.name))
+
+
+def holds_runs(path: Path) -> bool:
+    """Return whether a folder that is not a run holds runs, as that of a study does."""
+    if RunFolder(path).holds_run:
+        return False
+    try:
+        return any(RunFolder(inner).holds_run for inner in path.iterdir())
+    except (OSError, ValueError):
+        return False
 
 
 def _changed_at(path: Path) -> float:

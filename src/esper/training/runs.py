@@ -39,6 +39,7 @@ from esper.progress import ShowProgress
 from esper.results.arms import BASELINES, LEARNED, Arm
 from esper.results.evidence import BestHost, Evidence, make_evidence
 from esper.results.files import write_summary
+from esper.results.sentences import AS_TAUGHT
 from esper.storage.checkpoint_folder import CheckpointFolder, CheckpointWarning, Loaded
 from esper.storage.files import read_file, read_sourced_file
 from esper.storage.run_folder import RunFolder
@@ -110,7 +111,7 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Evide
         seed=TRIAL_SEED,
         runs=("this one",),
         created="",  # a resumed run has the same summary as one that was never interrupted
-        notes=(_evaluations_sentence(progress),),
+        notes=_notes(progress),
         best_host=best,
     )
     try:
@@ -127,12 +128,13 @@ def find_best(results: EpisodeResults, actions: NDArray[np.int64]) -> BestHost:
     return BestHost(number=number, actions=taken[taken[:, 0] >= 0].tolist())
 
 
-def _evaluations_sentence(progress: Progress) -> str:
-    """Return whether the run's evaluations beat the fixed schedule, and since when."""
+def _notes(progress: Progress) -> tuple[str, ...]:
+    """Return whether and since when the evaluations beat the fixed schedule, and if PPO did."""
     schedule = f"the fixed schedule's return ({progress.fixed_return:.3f})"
-    if progress.passed_round is None:
-        return f"Held-out trials did not pass {schedule}."
-    return f"Held-out trials first passed {schedule} after round {progress.passed_round}."
+    found = f"Held-out trials did not pass {schedule}."
+    if progress.passed_round is not None:
+        found = f"Held-out trials first passed {schedule} after round {progress.passed_round}."
+    return (found, AS_TAUGHT) if progress.best_round == 0 else (found,)
 
 
 def _show_share(output: RecordOutput, trial: TrialProgress, share: float) -> None:

@@ -36,6 +36,8 @@ export const GLOSSARY = {
   "reference run": "One training of the host as it was given, for all epochs. FLOPs are shown as multiples of its FLOPs.",
   "no growth": "Training a host as it was given, which everything else is compared with.",
   "baseline": "A simple controller that a learned one is compared with on the same hosts.",
+  "arm": "One way of training hosts in a comparison: a controller, a baseline or no growth. All arms train the same hosts.",
+  "verdict": "What a comparison shows: better, worse, as good with fewer FLOPs, or no clear difference, judged by intervals and p-values corrected for all comparisons.",
   "held-out hosts": "Hosts that a controller did not learn from.",
   "task": "What hosts learn: data, the host's architecture, a metric and a budget.",
   "prior": "The distribution of random tasks and hosts that the shipped controller was trained on.",
