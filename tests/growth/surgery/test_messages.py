@@ -157,3 +157,21 @@ def test_a_sample_that_does_not_run_is_explained(
 def test_arguments_that_there_are_not_get_a_suggestion(function: str) -> None:
     with pytest.raises(ConfigError, match=rf"{function} has no argument 'sample'.*'sample_input'"):
         getattr(esper, function)(mlp(4), sample=X)
+
+
+def test_a_size_for_which_there_is_no_memory_is_refused_before_any_work() -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ConfigError, match=r"factor is 10000000000\.0.* memory"):
+        esper.widen(model, 1e10, sample_input=torch.randn(2, 8))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("size", ["by", "to"])
+def test_a_list_has_at_most_a_thousand_blocks(size: str) -> None:
+    layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, batch_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=2)
+    with pytest.raises(SurgeryError, match=rf"{size} is 99,999; layers.* has 2 blocks .* 1,000"):
+        esper.deepen(model, **{size: 99_999}, sample_input=torch.randn(2, 4, 8))
+    assert len(model.layers) == 2

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from esper.config.growth import MAX_BLOCKS
+from esper.config.memory import require_memory
 from esper.errors import SurgeryError, did_you_mean, message_of
 from esper.growth.dry_run import (
     SampleInput,
@@ -162,8 +164,19 @@ class Widening(Plan):
     def apply(
         self, edits: Edits, chosen: Sequence[Group], source: Mapping[str, Tensor] | None
     ) -> None:
-        """Add units to all places of some groups."""
+        """Add units to all places of some groups.
+
+        Raises:
+            ConfigError: If there is no memory for them.
+        """
         counts = {place: self._n_new(group) for group in chosen for place in group.places}
+        tensors = named_tensors(edits.model)
+        n_bytes = sum(
+            count / place.units * tensors[each.tensor].nbytes
+            for place, count in counts.items()
+            for each in place.entries
+        )
+        require_memory(n_bytes, factor=self._factor)
         add_units(edits, counts, generator=self._generator, source=source)
 
     def sizes(self, group: Group) -> list[SizeChange]:
@@ -247,10 +260,16 @@ class Deepening(Plan):
         return ChangedPlace(group.name, before, after, "blocks", 1, n_new)
 
     def _n_new(self, blocks: BlockList) -> int:
+        n_blocks = blocks.length - blocks.n_layers
+        if max(self._to or 0, n_blocks + (self._by or 0)) > MAX_BLOCKS:
+            name, value = ("by", self._by) if self._to is None else ("to", self._to)
+            raise SurgeryError(
+                f"{name} is {value:,}; {blocks.name} has {n_blocks:,} blocks and may have at most "
+                f"{MAX_BLOCKS:,}."
+            )
         if self._to is None:
             assert self._by is not None, "either by or to is given"
             return self._by
-        n_blocks = blocks.length - blocks.n_layers
         if self._to <= n_blocks:
             raise SurgeryError(
                 f"to is {self._to}, but {blocks.name} has {n_blocks} blocks already; give a larger "
