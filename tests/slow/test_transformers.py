@@ -298,7 +298,7 @@ def test_other_mistakes_are_named(whole: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'eval_f1'.*eval_loss"):
         trainer.train()
     trainer, _ = make(kind, tmp_path / "other", growth={})
-    with pytest.raises(SavedModelError, match=r"grower\.pt.*resume_from"):
+    with pytest.raises(SavedModelError, match=r"grower\.esper.*missing"):
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-24"))
 
 

@@ -186,7 +186,7 @@ def _flip_a_version_bit(path: Path) -> None:
     [
         (_remove, 0),
         (_fill_with_noise, 1),
-        pytest.param(_flip_a_version_bit, 1, marks=pytest.mark.slow),
+        (_flip_a_version_bit, 1),
     ],
 )
 def test_a_run_whose_telemetry_is_lost_resumes_with_the_same_results(

@@ -199,15 +199,16 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         raise DamagedTelemetryError(
             f"{path} is not Esper telemetry; name a run folder, or move the file away."
         )
+    expected = _own_schema()
+    found = connection.execute(f"{_SCHEMA_SQL} LIMIT {len(expected) + 1}").fetchall()
+    wrong = sorted(expected.symmetric_difference(found), key=str)
     version = _pragma(connection, "user_version")
-    if version != SCHEMA_VERSION:
-        raise TelemetryError(
+    if version != SCHEMA_VERSION:  # with the same tables, only the number is not what was written
+        raise (TelemetryError if wrong else DamagedTelemetryError)(
             f"{path} was made by another version of Esper (schema version {version}, not "
             f"{SCHEMA_VERSION}); use that version."
         )
-    expected = _own_schema()
-    found = connection.execute(f"{_SCHEMA_SQL} LIMIT {len(expected) + 1}").fetchall()
-    if wrong := sorted(expected.symmetric_difference(found), key=str):
+    if wrong:
         name = shown(wrong[0][1])
         raise DamagedTelemetryError(f"{path} is damaged: {name} is not as Esper creates it.")
 
