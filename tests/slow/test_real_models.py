@@ -193,25 +193,6 @@ CASES = {
         rejected={"decoder.layers.0.multihead_attn": "a tuple"},
     ),
 }
-PAIRS: dict[str, tuple[str, ...]] = {
-    "resnet": tuple(f"layer{i}.{j}.conv1>layer{i}.{j}.conv2" for i in (1, 2, 3, 4) for j in (0, 1)),
-    "bert": (
-        *(
-            f"bert.encoder.layer.{i}.intermediate.dense>bert.encoder.layer.{i}.output.dense"
-            for i in (0, 1)
-        ),
-        "bert.pooler.dense>classifier",
-    ),
-    "gpt2": tuple(f"transformer.h.{i}.mlp.c_fc>transformer.h.{i}.mlp.c_proj" for i in (0, 1)),
-    "encoder": tuple(f"layers.{i}.linear1>layers.{i}.linear2" for i in (0, 1)),
-    "encoder, batch second": tuple(f"layers.{i}.linear1>layers.{i}.linear2" for i in (0, 1)),
-    "encoder and decoder": tuple(
-        f"{layer}.linear1>{layer}.linear2"
-        for layer in ("encoder.layers.0", "decoder.layers.0", "decoder.layers.1")
-    ),
-}
-"""The pairs of layers of each model."""
-
 SLOTS = [pytest.param(name, slot, id=f"{name}-{slot}") for name in CASES for slot in CASES[name].at]
 
 
@@ -260,11 +241,7 @@ def test_sensible_slots_are_proposed(name: str) -> None:
     found = esper.find_slots(model, x)
     assert set(CASES[name].proposed) <= set(found.names)
     assert not set(CASES[name].not_proposed) & set(found.names)
-    blocks = [proposal for proposal in found if proposal.site.pair is None]
-    assert all(proposal.costs["noop"].parameters == 0 for proposal in blocks)
-    assert {proposal.name for proposal in found if proposal.site.pair} == set(PAIRS[name])
-    assert all(cost.flops >= 0 for proposal in found for cost in proposal.costs.values())
-    assert any("widen_large" in proposal.costs for proposal in found)
+    assert all(proposal.parameters > 0 for proposal in found)
     assert same_state(state_of(model), before)
     assert same_bits(evaluate(model, x), wanted)
 
@@ -403,35 +380,3 @@ def test_pruning_restores_the_original_model(name: str, slot: str) -> None:
             slots.tick()
     assert n_changed > 1
     assert same_state(state_of(model), before)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_hidden_units_grow_in_all_pairs_at_once(name: str, tmp_path: Path) -> None:
-    model, x = make(name)
-    before, wanted = copy.deepcopy(model), evaluate(model, x)
-    slots = esper.slots(esper.add_slots(model, list(PAIRS[name]), x))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    esper.OptimizerKeeper(model, optimizer)
-    for slot in slots:
-        slots.germinate(slot, "widen_large")
-        assert same_bits(evaluate(model, x), wanted)
-        slots.advance(slot)
-        train_seed(model, x, slots[slot].seed_parameters())
-        # Torch's encoders take another path once units of another pair are blended in.
-        assert_close(evaluate(model, x), wanted)
-        while slots[slot].stage != Stage.FOSSILIZED:
-            act = slots.fossilize if slots[slot].stage == Stage.HOLDING else slots.advance
-            act(slot)
-            train_epoch(model, x, optimizer)
-        wanted = evaluate(model, x)
-    esper.save(model, tmp_path)
-    assert same_bits(evaluate(esper.load(tmp_path, CASES[name].build), x), evaluate(model, x))
-    assert_exports(model, x)
-    plain = esper.export(model)
-    for pair in PAIRS[name]:
-        producer, _, consumer = pair.partition(">")
-        for layer in (producer, consumer):
-            old, new = before.get_submodule(layer).weight, plain.get_submodule(layer).weight
-            assert new.numel() == 2 * old.numel()
-    assert {type(m) for m in plain.modules()} == {type(m) for m in before.modules()}
-    assert not find_leftovers(model, optimizer)
