@@ -106,7 +106,8 @@ def limit_for(what: str, run: Run, folder: Path) -> int:
     """Return a size that the checkpoints or the telemetry reach after some steps."""
     newest = CheckpointFolder(run.path / "checkpoints").latest().path
     if what == "checkpoint":
-        return (newest / "state.safetensors").stat().st_size - 2000
+        (weights,) = newest.glob("state*.safetensors")
+        return weights.stat().st_size - 2000
     with TelemetryWriter(folder / "telemetry.sqlite") as writer:
         writer.start_session(first_round=1, threads=1, torch_version="")
         empty = sum(path.stat().st_size for path in folder.glob("telemetry.sqlite*"))
