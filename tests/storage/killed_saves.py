@@ -22,19 +22,19 @@ from typing import Any
 from esper.storage.checkpoint_folder import CheckpointFolder
 from tests.storage.states import exact, state_of
 
-START = [(1, 0, True), (3, 0, False)]
-PLAN = [(4, 0, False), (4, 1, False), (5, 0, True)]
-"""Saves as (step, version, is_best): the second replaces a checkpoint, the last is the best."""
+START = [(1, 0), (3, 0)]
+PLAN = [(4, 0), (4, 1), (5, 0)]
+"""Saves as (step, version): the second replaces a checkpoint."""
 
 CALLS = ["mkdir", "open", "write", "fsync", "close", "rename", "replace", "unlink", "rmdir"]
 
 
-def save_all(folder: CheckpointFolder, saves: list[tuple[int, int, bool]]) -> None:
+def save_all(folder: CheckpointFolder, saves: list[tuple[int, int]]) -> None:
     """Save checkpoints, and append a byte to a file next to the folder after each."""
     write, opened = os.write, os.open
     done = opened(folder.path.with_suffix(".done"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for step, version, is_best in saves:
-        folder.save(state_of(10 * step + version), step=step, is_best=is_best)
+    for step, version in saves:
+        folder.save(state_of(10 * step + version), step=step)
         write(done, b"x")
 
 

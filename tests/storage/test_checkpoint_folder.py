@@ -75,24 +75,17 @@ def test_loading_from_a_folder_without_checkpoints_is_an_error(
 ) -> None:
     folder = CheckpointFolder(tmp_path if exists else tmp_path / "nowhere")
     assert folder.names() == []
-    assert folder.best() is None
     with pytest.raises(CheckpointError, match="holds no checkpoints"):
         folder.latest()
 
 
-def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     kept: list[list[int]] = []
-    for step in range(1, 10):
-        folder.save(state_of(step), step=step, is_best=step in (2, 5))
+    for step in range(1, 6):
+        folder.save(state_of(step), step=step)
         kept.append([int(name.removeprefix("step-")) for name in folder.names()])
-    assert kept == [
-        *([1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]),
-        *([4, 5, 6], [5, 6, 7], [5, 6, 7, 8], [5, 7, 8, 9]),
-    ]
-    best = folder.best()
-    assert best is not None
-    assert exact(best.state) == exact(state_of(5))
+    assert kept == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
     assert sorted(path.name for path in tmp_path.iterdir()) == folder.names()
 
 
@@ -132,13 +125,10 @@ def test_saving_removes_damaged_checkpoints_of_later_steps(tmp_path: Path) -> No
 def test_saving_removes_intact_checkpoints_of_later_steps(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=4)
     for step in (10, 12, 20, 30):
-        folder.save(state_of(step), step=step, is_best=step in (10, 30))
+        folder.save(state_of(step), step=step)
     folder = CheckpointFolder(tmp_path, keep_last=2)
     folder.save(state_of(15), step=15)
-    assert folder.names() == ["step-000000010", "step-000000012", "step-000000015"]
-    best = folder.best()
-    assert best is not None
-    assert best.step == 10
+    assert folder.names() == ["step-000000012", "step-000000015"]
 
 
 def test_damaged_checkpoints_do_not_count_as_newest(tmp_path: Path) -> None:

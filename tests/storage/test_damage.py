@@ -109,7 +109,7 @@ def test_a_damaged_manifest_is_described_in_plain_words(tmp_path: Path, content:
         load_checkpoint(tmp_path / "step-000000001")
 
 
-@pytest.mark.parametrize("key", ["step", "is_best", "made_with"])
+@pytest.mark.parametrize("key", ["step", "made_with"])
 @pytest.mark.parametrize("value", [None, [1], "1", 1.5])
 def test_facts_of_a_wrong_type_with_a_valid_hash_are_damage(
     tmp_path: Path, key: str, value: object
@@ -120,8 +120,6 @@ def test_facts_of_a_wrong_type_with_a_valid_hash_are_damage(
     forge(path, "checkpoint.json", json.dumps(about).encode())
     with pytest.raises(CheckpointError, match=r"step-000000001 is damaged"):
         load_checkpoint(path)
-    with pytest.warns(CheckpointWarning, match="step-000000001 is damaged"):
-        CheckpointFolder(tmp_path).best()
 
 
 @pytest.mark.parametrize("stored", ["../state.json", "/etc/passwd", "manifest.json", 3, None])
@@ -222,17 +220,6 @@ def test_each_checkpoint_is_named_when_all_are_damaged(tmp_path: Path) -> None:
     assert [str(warning.message).partition(" is damaged")[0] for warning in caught] == [
         f"checkpoint {tmp_path / name}" for name in ("step-000000002", "step-000000001")
     ]
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_damaged_best_checkpoint_is_skipped_with_a_warning(tmp_path: Path, file: str) -> None:
-    folder = CheckpointFolder(tmp_path)
-    folder.save(state_of(1), step=1, is_best=True)
-    folder.save(state_of(2), step=2)
-    _truncate(tmp_path / "step-000000001" / file)
-    with pytest.warns(CheckpointWarning, match="step-000000001 is damaged"):
-        assert folder.best() is None
-    assert folder.latest().step == 2
 
 
 def test_only_exact_checkpoint_names_are_accepted(tmp_path: Path) -> None:

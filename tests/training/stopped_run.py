@@ -72,7 +72,7 @@ class Checkpoints:
     def __init__(self) -> None:
         self.state: dict[Any, Any] = {}
 
-    def save(self, state: State, *, step: int, is_best: bool = False) -> None:
+    def save(self, state: State, *, step: int) -> None:
         self.state = from_bytes(to_bytes(state))
 
 

@@ -95,13 +95,14 @@ def test_a_runs_controller_expects_what_its_critic_does(
     done_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The critic learns normalized returns; its agent turns them into units of reward."""
-    best, config = CheckpointFolder(done_run.folder.checkpoints).best(), done_run.config
-    assert best is not None
+    state, config = CheckpointFolder(done_run.folder.checkpoints).latest().state, done_run.config
+    best, scale = state["best_policy"], state["agent"]["normalizer"]
+    scale |= {name: torch.tensor(best["returns"][f"return_{name}"]) for name in ("mean", "std")}
     envs = GrowthVectorEnv(make_run_task(config), 1, autoreset=False)
     envs.reset(seed=3)
     policy = make_policy(config, envs.slot_config)
     critic = PPOAgent(policy.spec, policy, config.ppo)
-    critic.load_weights(best.state["agent"])
+    critic.load_weights({"policy": best["weights"], "normalizer": scale})
     observation, masks = envs.growth.observe(), envs.growth.masks()
     wanted = critic.value(torch.from_numpy(observation), critic.initial_state(1)).item()
     controller = controller_of(done_run).make(envs.slot_config)

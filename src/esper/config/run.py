@@ -87,7 +87,7 @@ class CheckpointConfig(Settings):
     once."""
 
     keep_last: PositiveInt = 3
-    """Latest checkpoints to keep, besides the best."""
+    """Latest checkpoints to keep."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ class Loaded:
     """Its folder."""
 
     about: dict[str, Any]
-    """When and how it was saved: step, is_best, created and made_with."""
+    """When and how it was saved: step, created and made_with."""
 
     skipped: tuple[Path, ...] = ()
     """Folders of newer checkpoints that were skipped because they are damaged."""
@@ -75,7 +75,7 @@ class CheckpointFolder:
 
     Args:
         path: The folder; the first save creates it.
-        keep_last: Number of newest checkpoints to keep, in addition to the best.
+        keep_last: Number of newest checkpoints to keep.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep_last: int = 3) -> None:
@@ -95,7 +95,7 @@ class CheckpointFolder:
         """
         require_free(self.path, "checkpoints", lambda: bool(self._folders()), CheckpointError)
 
-    def save(self, state: State, *, step: int, is_best: bool = False) -> Path:
+    def save(self, state: State, *, step: int) -> Path:
         """Write a checkpoint and return its folder; it then survives a power loss.
 
         A checkpoint of the same step is replaced. Checkpoints of later steps, left over from an
@@ -110,7 +110,6 @@ class CheckpointFolder:
         files: dict[str, bytes | Pieces] = {**encode(state)}
         about = {
             "step": int(step),
-            "is_best": bool(is_best),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "made_with": _environment(),
         }
@@ -155,26 +154,6 @@ class CheckpointFolder:
             )
         raise CheckpointError(f"{self.path} holds no checkpoints.")
 
-    def best(self) -> Loaded | None:
-        """Return the last checkpoint that was saved as the best, or None.
-
-        Emits a :class:`CheckpointWarning` for each damaged checkpoint, which may have been the
-        best one.
-        """
-        marked: list[tuple[int, Path]] = []
-        problems: Problems = {}
-        for step, path in sorted(self._find().items(), reverse=True):
-            try:
-                if _read_about(path, step)["is_best"]:
-                    marked.append((step, path))
-            except (CheckpointError, OtherVersionError) as error:
-                problems[path] = error
-        loaded, others = _load_first(marked)
-        _warn_of(problems | others)
-        if loaded is not None:
-            _warn_of_differences(loaded)
-        return loaded
-
     def _find(self) -> dict[int, Path]:
         """Return the folder of each step's checkpoint."""
         return {step: path for step, path in self._folders() if (path / MANIFEST_FILE).exists()}
@@ -198,19 +177,16 @@ class CheckpointFolder:
                     CHECKPOINT.remove(path)
 
     def _remove_old(self, step: int) -> None:
-        """Remove checkpoints that are neither among the newest nor the best."""
-        found, intact, best = self._find(), list[int](), -1
+        """Remove checkpoints that are not among the newest intact ones."""
+        found, intact = self._find(), list[int]()
         for other, path in sorted(found.items()):
-            try:
-                about = _read_about(path, other)
-            except (CheckpointError, OtherVersionError):
-                continue
-            if other <= step:
+            with suppress(CheckpointError, OtherVersionError):
+                _read_about(path, other)
                 intact.append(other)
-                best = other if about["is_best"] else best
+        intact = [other for other in intact if other <= step]
         oldest = intact[-self.keep_last :][0] if intact else step
         for other, path in found.items():
-            if ((other < oldest and other != best) or other > step) and not path.is_symlink():
+            if not oldest <= other <= step and not path.is_symlink():
                 try:
                     CHECKPOINT.remove(path)
                 except OSError as error:
@@ -286,7 +262,7 @@ def _read_about(folder: Path, step: int) -> dict[str, Any]:
         about = cast("dict[str, Any]", parse_json(content))
         if about["step"] != step:
             raise ValueError(f"it is the checkpoint of step {about['step']}")
-        if type(about["is_best"]) is not bool or type(about["made_with"]) is not dict:
+        if type(about["made_with"]) is not dict:
             raise ValueError(f"{ABOUT_FILE} has a value of the wrong type")
     except (KeyError, TypeError, ValueError) as error:
         raise CHECKPOINT.damaged(folder, error) from error

@@ -145,16 +145,16 @@ class Trainer:
             raise
         self.save()
 
-    def save(self, *, is_best: bool = False) -> None:
+    def save(self) -> None:
         """Save everything the next step depends on, after flushing the telemetry."""
-        if self._saved_at == self._position and not is_best:
+        if self._saved_at == self._position:
             return
         progress = self.parts.progress
         with self.stopwatch.measure("telemetry"):
             self._output.writer.flush()
         with self.stopwatch.measure("checkpoint"):
             progress.telemetry_position = self._output.writer.position
-            self._checkpoints.save(self.parts.save(), step=progress.step, is_best=is_best)
+            self._checkpoints.save(self.parts.save(), step=progress.step)
         self._saved_at = self._position
 
     @property
@@ -341,7 +341,7 @@ class Trainer:
             parts.best_returns = {"return_mean": 0.0, "return_std": 1.0}
         progress.phase = "done" if is_over else "collecting"
         if is_best:
-            self.save(is_best=True)
+            self.save()  # so that the new best controller can be used at once
 
     def _compare_with_fixed(self, mean: float) -> None:
         """Record a notice when an evaluation beats the fixed schedule for the first time."""
