@@ -17,9 +17,14 @@ settings.register_profile("esper", deadline=None, max_examples=EXAMPLES, derando
 settings.load_profile("esper")
 torch.set_num_threads(1)
 
-# A shell starts background jobs with Ctrl-C ignored, which Esper would respect.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts background jobs with Ctrl-C ignored, and nohup with a closed terminal, which Esper
+# would respect.
+for _number, _handler in {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+}.items():
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture

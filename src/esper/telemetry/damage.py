@@ -23,16 +23,17 @@ class TelemetryWarning(UserWarning):
 def require_own_logs(path: Path) -> None:
     """Reject files next to a database with which SQLite would change another place, or wait.
 
-    Those are links, pipes and devices, and a journal that names another file: SQLite would delete
-    that after rolling back. Esper never writes to several databases at once, which is what such
-    journals are for.
+    Those are links, pipes, devices and folders, and a journal that names another file: SQLite would
+    delete that after rolling back. Esper never writes to several databases at once, which is what
+    such journals are for.
 
     Raises:
         DamagedTelemetryError: If there is one, naming it.
     """
     for end in LOGS:
         log = path.with_name(f"{path.name}{end}")
-        if (kind := what_else(log)) is not None:
+        kind = what_else(log) or ("a folder" if log.is_dir() else None)
+        if kind is not None:
             raise DamagedTelemetryError(
                 f"{log} is {kind}; put the file itself in its place, or delete it."
             )

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from esper.dashboard.views import environments
+from esper.dashboard.views import environments, episode_list
 from esper.errors import ConfigError
 from esper.lifecycle.stages import Stage
+from esper.telemetry import open_run
 from esper.telemetry.records import EpisodeRecord, Record, SeedEventRecord, StepRecord
+from tests.dashboard.made_runs import make_run
 from tests.dashboard.views.samples import N_EPOCHS, OPS, SLOTS, run_record, stored
 from tests.dashboard.views.simulation import Simulation, simulate
+from tests.telemetry.hostile import run_sql
 
 
 def brute_force(records: list[Record], which: str = "last") -> list[dict[str, Any]]:
@@ -121,3 +124,13 @@ def test_a_nan_reward_makes_the_return_none(tmp_path: Path) -> None:
         (env,) = environments(telemetry)["envs"]
     assert env["ep_rew"] is None
     assert len(env["scores"]) == 2
+
+
+def test_text_in_the_place_of_a_number_is_never_sql(tmp_path: Path) -> None:
+    run_sql(
+        make_run(tmp_path / "a run").telemetry_file,
+        "UPDATE episodes SET env = '0) UNION SELECT 1, 2 FROM (SELECT 3'",
+    )
+    with open_run(tmp_path / "a run") as telemetry:
+        assert episode_list(telemetry, order="best")["episodes"]
+        assert environments(telemetry, "finished")["envs"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, get_args
 
 from esper.config.checks import require_choice
 from esper.dashboard.views.episode import named
-from esper.dashboard.views.episodes import Episode, last_episodes
+from esper.dashboard.views.episodes import IN_PAIRS, Episode, last_episodes
 from esper.dashboard.views.run import Names, names_of, run_of, settings_of
 from esper.dashboard.views.values import Row, finite
 from esper.lifecycle.slot_state import read_slots
@@ -47,11 +48,10 @@ def environments(telemetry: RunTelemetry, which: Which = "last") -> Row:
         if last is not None and which == "last":
             # The step that finishes a host trains no epoch, and the last step may be incomplete.
             since = last.step - (n_epochs or 0) - 1
-            rows = _by_env(telemetry, f"step >= {since}")
+            rows = _by_env(telemetry, "step >= :since", since=since)
         elif last is not None and ended:
-            pairs = ", ".join(f"({env}, {one['episode']})" for env, one in ended.items())
-            # SQLite does not use the index for a plain list of VALUES.
-            rows = _by_env(telemetry, f"(env, episode) IN (SELECT * FROM (VALUES {pairs}))")
+            pairs = json.dumps([(env, one["episode"]) for env, one in ended.items()])
+            rows = _by_env(telemetry, IN_PAIRS, pairs=pairs)
     names = names_of(run)
     hosts = [_environment(env, rows[env], names, ended.get(env)) for env in sorted(rows)]
     return {
@@ -62,14 +62,17 @@ def environments(telemetry: RunTelemetry, which: Which = "last") -> Row:
     }
 
 
-def _by_env(telemetry: RunTelemetry, where: str) -> dict[int, list[tuple[Any, ...]]]:
+def _by_env(
+    telemetry: RunTelemetry, where: str, **values: object
+) -> dict[int, list[tuple[Any, ...]]]:
     """Return the steps that meet a condition, by environment."""
     rows: dict[int, list[tuple[Any, ...]]] = {}
-    for env, *values in telemetry.select(
+    for env, *facts in telemetry.select(
         "SELECT env, episode, epoch, score, reward, op_done, slots FROM steps "
-        f"WHERE {where} ORDER BY step, seq"
+        f"WHERE {where} ORDER BY step, seq",
+        **values,
     ):
-        rows.setdefault(env, []).append(tuple(values))
+        rows.setdefault(env, []).append(tuple(facts))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,9 @@ _COLUMNS = (
     *("env", "episode", "round", "step", "draw_seed", "ep_len", "n_epochs"),
     *("host_parameters", "seed_parameters", "was_truncated", *_MEASURED),
 )
+IN_PAIRS = "(env, episode) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:pairs))"
+"""The condition that a row is of one of some episodes, given as JSON: ``[[env, episode], ...]``."""
+
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM episodes"
 """The beginning of a query for the rows that :func:`_episodes` takes."""
 
@@ -102,13 +106,9 @@ def last_episodes(telemetry: RunTelemetry) -> list[Episode]:
 
 def _episodes(telemetry: RunTelemetry, rows: list[tuple[Any, ...]]) -> list[Episode]:
     """Return rows as episodes, with the number of seeds that each fossilized."""
-    pairs = ", ".join(f"({env}, {episode})" for env, episode, *_ in rows)
-    sql = (
-        "SELECT env, episode FROM seed_events WHERE to_stage = :stage "
-        # SQLite does not use the index for a plain list of VALUES.
-        f"AND (env, episode) IN (SELECT * FROM (VALUES {pairs}))"
-    )
-    n_grown = Counter(telemetry.select(sql, stage=Stage.FOSSILIZED.name.lower()) if rows else ())
+    pairs = json.dumps([row[:2] for row in rows])
+    sql = f"SELECT env, episode FROM seed_events WHERE to_stage = :stage AND {IN_PAIRS}"
+    n_grown = Counter(telemetry.select(sql, stage=Stage.FOSSILIZED.name.lower(), pairs=pairs))
     return [_episode(row, n_grown[row[:2]]) for row in rows]
 
 
