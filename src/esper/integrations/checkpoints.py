@@ -33,7 +33,7 @@ from esper.errors import (
     message_of,
 )
 from esper.growth.surgery.changes import Change, deepen, widen
-from esper.growth.surgery.tracing import largest_difference, tolerance_for
+from esper.growth.surgery.checking import largest_difference, tolerance_for
 from esper.integrations.adapters import import_library
 from esper.integrations.sample_inputs import find_sample_input, run_model
 from esper.storage.files import (

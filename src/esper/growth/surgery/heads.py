@@ -8,16 +8,14 @@ in one layer, or head by head in one layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.growth.surgery.layers import Entries, Role, reads, writes
 from esper.growth.surgery.places import Heads, Place, common_module
-from esper.growth.surgery.runs import find_insertions, find_runs, write_old
 
 Sizes = tuple[tuple[str, str, int], ...]
 """Attributes that count heads: module, path to the attribute, and how much each unit has."""
@@ -171,38 +169,6 @@ def _shared_sizes(model: nn.Module, place: Place, around: list[str]) -> Sizes:
             if type(value) is int and "heads" in key and value in heads:
                 found.append((name, f"config.{key}", heads[value]))
     return tuple(found)
-
-
-class HeadNoise:
-    """Random outputs of the layers that write heads, which are linear."""
-
-    def __init__(self, places: Sequence[Place], outputs: Mapping[str, Tensor]) -> None:
-        """Draw outputs in the form of those that the writers of some places return."""
-        self._places = places
-        self._generator = torch.Generator().manual_seed(0)
-        self.values = {name: self._draw(output.shape, output) for name, output in outputs.items()}
-
-    def _draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        return torch.randn(shape, generator=self._generator).to(like)
-
-    def with_other_head(self, writer: str) -> dict[str, Tensor]:
-        """Return the outputs with other values in the first head of a writer."""
-        other = self.values[writer].clone()
-        other[..., : _heads_of(self._places[0]).size].neg_()
-        return {**self.values, writer: other}
-
-    def with_more_heads(self, n_new: int) -> dict[str, Tensor]:
-        """Return the outputs with noise for so many more units of every place."""
-        insertions = find_insertions(dict.fromkeys(self._places, n_new))
-        found: dict[str, Tensor] = {}
-        for name, old in self.values.items():
-            last = old.ndim - 1
-            rows = insertions[f"{name}.weight"]
-            new = [replace(each, entries=replace(each.entries, axis=last)) for each in rows]
-            n_rows = old.shape[-1] + sum(each.count for each in new)
-            wider = self._draw((*old.shape[:-1], n_rows), old)
-            found[name] = write_old(wider, old, find_runs(old.shape, new))
-        return found
 
 
 def _heads_of(place: Place) -> Heads:

@@ -38,6 +38,7 @@ from esper.growth.residual_blocks import NORM_TOLERANCE
 from esper.growth.sharding import find_mesh
 from esper.growth.surgery.blocks import add_blocks, find_block_lists, outer_lists
 from esper.growth.surgery.carrying import as_list, carry_optimizers, own_module
+from esper.growth.surgery.checking import largest_difference, tolerance_for
 from esper.growth.surgery.configuration import (
     SizeChange,
     copy_configuration,
@@ -48,8 +49,8 @@ from esper.growth.surgery.configuration import (
     require_valid,
 )
 from esper.growth.surgery.edits import Edits
-from esper.growth.surgery.places import STAR, BlockList, Group, group_places, matches
-from esper.growth.surgery.tracing import PlaceFinder, largest_difference, tolerance_for
+from esper.growth.surgery.places import STAR, BlockList, Group, Place, group_places, matches
+from esper.growth.surgery.tracing import PlaceFinder
 from esper.growth.surgery.units import add_units
 from esper.modes import evaluation_mode
 
@@ -121,6 +122,14 @@ class Plan(ABC):
         """Return the relative difference of outputs that a change may cause, beyond rounding."""
         return 0.0
 
+    def find_difference(self, chosen: Sequence[Any]) -> str | None:
+        """Return the name of a layer that takes in something else on noise, if that is known."""
+        return None
+
+    def unclear(self, at: At) -> list[str]:
+        """Return what to say about places that this sample does not tell enough of."""
+        return []
+
     @abstractmethod
     def apply(
         self, edits: Edits, chosen: Sequence[Any], source: Mapping[str, Tensor] | None
@@ -149,6 +158,7 @@ class Widening(Plan):
         finder = PlaceFinder(operation.model, operation.sample_input)
         self.groups = group_places(operation.model, finder.find_all())
         self.problems = finder.problems
+        self._finder = finder
         self._factor, self._generator = factor, generator
         kind = type(operation.model)
         if kind.__module__.startswith("torch.nn.") and not any(operation.model.children()):
@@ -161,6 +171,15 @@ class Widening(Plan):
         """Return each place of a group alone."""
         return [Group(place.name, (place,)) for place in group.places]
 
+    def find_difference(self, chosen: Sequence[Group]) -> str | None:
+        """Return the name of a layer that takes in something else of old units, if any."""
+        return self._finder.noise.find_difference(self._counts(chosen))
+
+    def unclear(self, at: At) -> list[str]:
+        """Return what to say about places that this sample does not tell enough of."""
+        problems = self._finder.unclear.items() if at is None else ()
+        return [f"Left alone: {name}, because {why}" for name, why in problems][:1]
+
     def apply(
         self, edits: Edits, chosen: Sequence[Group], source: Mapping[str, Tensor] | None
     ) -> None:
@@ -169,7 +188,7 @@ class Widening(Plan):
         Raises:
             ConfigError: If there is no memory for them.
         """
-        counts = {place: self._n_new(group) for group in chosen for place in group.places}
+        counts = self._counts(chosen)
         tensors = named_tensors(edits.model)
         n_bytes = sum(
             count / place.units * tensors[each.tensor].nbytes
@@ -199,6 +218,9 @@ class Widening(Plan):
                 n_new += each.new.numel() - math.prod(old)
         size, unit = self.sizes(group)[0], "units" if group.heads is None else "heads"
         return ChangedPlace(group.name, size.before, size.after, unit, len(group.places), n_new)
+
+    def _counts(self, chosen: Sequence[Group]) -> dict[Place, int]:
+        return {place: self._n_new(group) for group in chosen for place in group.places}
 
     def _n_new(self, group: Group) -> int:
         return max(1, round(group.units * (self._factor - 1.0)))
@@ -334,6 +356,7 @@ class Operation:
         rows = [plan.row(each, edits[0]) for each in chosen]
         if any(row.unit == "heads" for row in rows) and not has_configuration(self.model):
             notes.append(HEADS_NOTE)
+        notes += plan.unclear(at)
         n_new = count_parameters(self.model) - n_before
         return Result(edits, rows, n_new, difference, notes)
 
@@ -447,6 +470,12 @@ class Operation:
             raise SurgeryError(
                 f"the model cannot be {plan.verb}: its outputs would differ by {difference:.0e} of "
                 "the largest. Nothing has changed; name single places in at= to find which."
+            )
+        layer = plan.find_difference(chosen)
+        if layer is not None:
+            raise SurgeryError(
+                f"the model cannot be {plan.verb}: {layer or 'its output'} would change on other "
+                "inputs. Nothing has changed; name single places in at= to find which."
             )
         return difference
 

@@ -26,9 +26,10 @@ from esper.growth.dry_run import Call, call_model, hooked, recorded_calls, tenso
 from esper.growth.modules import module_names, named_modules, unchanged_buffers
 from esper.growth.sites import TensorKind, kind_of
 from esper.growth.surgery import experts
+from esper.growth.surgery.checking import NoiseRuns, largest_difference, tolerance_for
 from esper.growth.surgery.configuration import has_configuration
 from esper.growth.surgery.edits import Edits
-from esper.growth.surgery.heads import HeadNoise, find_head_layout, possible_places
+from esper.growth.surgery.heads import find_head_layout, possible_places
 from esper.growth.surgery.layers import (
     Entries,
     Role,
@@ -51,9 +52,6 @@ from esper.growth.surgery.places import (
 )
 from esper.growth.surgery.units import add_units, tensor_of
 from esper.modes import evaluation_mode
-
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Largest difference of outputs that counts as rounding, relative to the largest output."""
 
 TRIAL_UNITS = 2
 """New units of a trial; a model that has sizes in its code does not take them."""
@@ -93,6 +91,8 @@ class PlaceFinder:
         self.sample_input = sample_input
         self.problems: dict[str, str] = {}
         """Why units cannot be added to a writer, by its name."""
+        self.unclear: dict[str, str] = {}
+        """Those of the problems that another sample would solve."""
         self._mixed: dict[str, list[str]] = {}
         """Writers whose units may be heads, by the layer that reads them."""
         modules = named_modules(model)
@@ -120,6 +120,7 @@ class PlaceFinder:
         self._calls: dict[str, list[Call]] = calls
         self.before = tensors_in(calls[""][0].output)
         """What the model returns."""
+        self.noise = NoiseRuns(model, sample_input, self._layers, calls, self._quietly)
 
     def find_all(self) -> list[Place]:
         """Return every place of the model, in the order of modules."""
@@ -169,7 +170,9 @@ class PlaceFinder:
                 found.append(place)
         for same in _merge(self._trace_all(layers)):
             place = self._try(same)
-            if not isinstance(place, Place) or not add_copies(place):
+            if isinstance(place, str) and any(reach.writer in self.unclear for reach in same):
+                self.problems |= {reach.writer: place for reach in same}
+            elif not isinstance(place, Place) or not add_copies(place):
                 apart += same
                 apart += self._trace_all(name for reach in same for name in others[reach.writer])
         placed = {name for place in found for name in place.writers}
@@ -283,9 +286,9 @@ class PlaceFinder:
                 continue
             problem: str | None = ""
             for trial, shared in possible_places(self.model, reader, layout):
-                problem = self._find_head_problem(trial)
+                problem = self._find_trial_problem(trial)
                 if problem is not None:
-                    problem = self._find_head_problem(shared, *copies_of(shared))
+                    problem = self._find_trial_problem(shared, *copies_of(shared))
                     # The configurations of Transformers follow once all is done.
                     trial = trial if has_configuration(self.model) else shared
                 if problem is None:
@@ -408,11 +411,13 @@ class PlaceFinder:
 
     def _find_trial_problem(self, *places: Place, n_new: int = TRIAL_UNITS) -> str | None:
         """Add a few units to places, run the model, and remove them again."""
-        edits = Edits(self.model)
+        counts, edits = dict.fromkeys(places, n_new), Edits(self.model)
         try:
-            add_units(edits, dict.fromkeys(places, n_new), generator=self._generator())
+            add_units(edits, counts, generator=self._generator())
             with self._quietly():
                 after = tensors_in(call_model(self.model, self.sample_input))
+            is_exact = largest_difference(self.before, after) <= tolerance_for(self.before)
+            is_general = is_exact and self.noise.find_difference(counts) is None
         except Exception as error:
             return (
                 f"the model fails with more units ({summarize_error(error)}): a size is fixed in "
@@ -420,44 +425,25 @@ class PlaceFinder:
             )
         finally:
             edits.undo()
-        if largest_difference(self.before, after) > tolerance_for(self.before):
-            return "more units would change what the model computes."
-        return None
+        if not is_general:
+            where = " on other inputs" if is_exact else ""
+            return f"more units would change what the model computes{where}."
+        return self._find_idle_writer(places[0])
 
-    def _find_head_problem(self, *places: Place) -> str | None:
-        """Add a few heads to places, on the sample and with noise instead of what they read.
+    def _find_idle_writer(self, place: Place) -> str | None:
+        """Return what to say if the sample leaves open what the code around a place does.
 
-        If all positions of the sample are alike, attention returns the same whatever it compares.
+        With one position, attention returns the same whatever it compares.
         """
-        problem = self._find_trial_problem(*places)
-        if problem is not None:
-            return problem
-        writers = [name for place in places for name in place.writers]
-        outputs = {name: tensors_in(self._calls[name][0].output)[0] for name in writers}
-        noise = HeadNoise(places, outputs)
-
-        def run(values: Mapping[str, Tensor]) -> list[Tensor]:
-            def replaced(name: str, *_: object) -> Tensor:
-                return values[name]
-
-            with hooked({n: self._layers[n] for n in writers}, after=replaced), self._quietly():
-                return tensors_in(call_model(self.model, self.sample_input))
-
-        before, tolerance = run(noise.values), tolerance_for(self.before)
-        for name in places[0].writers:
-            if largest_difference(before, run(noise.with_other_head(name))) <= tolerance:
-                return (
-                    f"what {name!r} returns does not matter on this sample; give one with several "
-                    "positions."
-                )
-        edits = Edits(self.model)
-        try:
-            add_units(edits, dict.fromkeys(places, TRIAL_UNITS), generator=self._generator())
-            after = run(noise.with_more_heads(TRIAL_UNITS))
-        finally:
-            edits.undo()
-        if largest_difference(before, after) > tolerance:
-            return "more heads would change what the model computes on other inputs."
+        n_units = None if place.heads is None else place.heads.size
+        for reader in place.readers:
+            for writer in self._mixed.get(reader, []):
+                if not self.noise.matters(writer, reader, n_units):
+                    self.unclear[place.writers[0]] = problem = (
+                        f"what {writer!r} returns does not matter on this sample; give one with "
+                        "several positions."
+                    )
+                    return problem
         return None
 
     def _generator(self) -> torch.Generator:
@@ -478,27 +464,6 @@ class PlaceFinder:
         found = {name: problem for name, problem in problems.items() if problem is not None}
         self.problems |= found
         return not found
-
-
-def tolerance_for(outputs: Sequence[Tensor]) -> float:
-    """Return the largest relative difference of outputs that counts as rounding."""
-    return max((TOLERANCES.get(output.dtype, 0.0) for output in outputs), default=0.0)
-
-
-def largest_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest difference of outputs relative to the largest output; inf if it is NaN."""
-    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
-        return math.inf
-    largest = 0.0
-    for old, new in zip(before, after, strict=True):
-        if not old.numel():
-            continue
-        same = old == new  # infinities of masks are equal, and their difference is NaN
-        gap = torch.where(same, 0.0, (old.double() - new.double()).abs()).max().item()
-        finite = old[torch.isfinite(old)]
-        scale = finite.double().abs().max().item() if finite.numel() else 0.0
-        largest = max(largest, gap / max(scale, 1e-3) if math.isfinite(gap) else math.inf)
-    return largest
 
 
 def _locate(found: Mapping[int, frozenset[int] | None]) -> tuple[tuple[int, ...], int] | None:
