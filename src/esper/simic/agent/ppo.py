@@ -236,11 +236,13 @@ class PPOAgent:
             batch.log_ratio, batch.advantages, batch.relevant, batch.n_free, config.clip_range
         )
         value = value_loss(batch.values, batch.returns, batch.old_values, config.clip_range_vf)
-        entropy = entropy_bonus(batch.entropies, batch.available, batch.n_free)
-        loss = policy + config.vf_coef * value
-        if config.ent_coef:  # without, the gradient of the entropy would be computed for nothing
-            loss = loss - config.ent_coef * entropy
-        return loss, {"policy_loss": policy, "value_loss": value, "entropy": entropy}
+        loss, terms = policy + config.vf_coef * value, {"policy_loss": policy, "value_loss": value}
+        # Without a bonus and a loss of the user's, nothing reads the entropy before the report.
+        if config.ent_coef or self.loss_function is not PPOAgent.loss:
+            terms["entropy"] = entropy_bonus(batch.entropies, batch.available, batch.n_free)
+        if config.ent_coef:
+            loss = loss - config.ent_coef * terms["entropy"]
+        return loss, terms
 
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:

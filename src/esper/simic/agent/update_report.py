@@ -125,15 +125,16 @@ def report_update(
         return dict(zip(spec.names, means, strict=True))
 
     means = {
-        name: total / max(free if name in OF_FREE_STEPS else n_steps, 1.0)
+        name: total / max(free if name == "policy_loss" else n_steps, 1.0)
         for name, total in zip(names, numbers, strict=False)
     }
+    means.pop("entropy", None)
     n_mattered = max(sum(n_relevant), 1.0)
     return UpdateReport(
         loss=means.pop("loss"),
         policy_loss=means.pop("policy_loss", math.nan),
         value_loss=means.pop("value_loss", math.nan),
-        entropy=means.pop("entropy", sum(entropy) / max(free, 1.0)),
+        entropy=sum(entropy) / max(free, 1.0),
         other_terms=means,
         approx_kl=sum(kl) / n_mattered,
         joint_kl=sum(kl) / max(free, 1.0),
@@ -170,7 +171,7 @@ def _sums(epoch: Epoch, clip_range: float) -> list[Tensor]:
     totals = [
         (
             torch.stack([terms[name] for _, terms in epoch])
-            * (n_free if name in OF_FREE_STEPS else n_steps)
+            * (n_free if name == "policy_loss" else n_steps)
         ).sum()
         for name in epoch[0][1]
     ]
@@ -182,7 +183,3 @@ def _sums(epoch: Epoch, clip_range: float) -> list[Tensor]:
         available,
     )
     return [torch.stack([n_free.sum(), *totals]), *(part.sum(dim=0) for part in by_head)]
-
-
-OF_FREE_STEPS = ("policy_loss", "entropy")
-"""Terms of the loss that are means over free steps."""
