@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Adam, Optimizer
 
@@ -18,53 +16,6 @@ _NEEDED = "a class of torch.optim, or a function of the parameters that returns 
 
 MakeOptimizer = type[Optimizer] | Callable[[list[nn.Parameter]], Optimizer]
 """A class of ``torch.optim``, or a function that makes an optimizer of parameters."""
-
-
-class FusedAdam(Adam):
-    """``Adam(fused=True)``: the same numbers and the same state in a third of the time.
-
-    On small networks most of a step of Adam is what leads to its kernel, and that is a sixth of an
-    update of PPO. Here a step calls the kernel directly.
-    """
-
-    @staticmethod
-    def profile_hook_step(func: Any) -> Any:
-        """Leave a step as it is; hooks are called by :meth:`step`, and nothing is profiled."""
-        return func
-
-    def step(self, closure: Any = None) -> None:
-        """Update all parameters that have a gradient."""
-        for hook in self._optimizer_step_pre_hooks.values():
-            hook(self, (), {})
-        with torch.no_grad():
-            for group in self.param_groups:
-                self._step(group)
-        for hook in self._optimizer_step_post_hooks.values():
-            hook(self, (), {})
-
-    def _step(self, group: dict[str, Any]) -> None:
-        parameters = [p for p in group["params"] if p.grad is not None]
-        states = [self.state[p] for p in parameters]
-        if not all(states):  # in the first step, which makes them
-            cast(Any, self)._init_group(group, [], [], [], [], [], [])
-        steps = [state["step"] for state in states]
-        kernels = cast(Any, torch)
-        kernels._foreach_add_(steps, 1)
-        kernels._fused_adam_(
-            parameters,
-            [p.grad for p in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            amsgrad=False,
-            maximize=False,
-        )
 
 
 def make_optimizer(
@@ -86,9 +37,8 @@ def make_optimizer(
         )
     if make is None:
         is_fused = parameters[0].device.type in ("cpu", "cuda")
-        adam = partial(FusedAdam, fused=True) if is_fused else Adam
         # The eps of Stable-Baselines3, as the gradients of a policy are small.
-        made: Any = adam(parameters, learning_rate, eps=1e-5)
+        made: Any = Adam(parameters, learning_rate, eps=1e-5, fused=is_fused or None)
     elif isinstance(make, type):
         try:
             made = make(parameters, lr=learning_rate)  # pyright: ignore[reportCallIssue]
