@@ -36,7 +36,7 @@ class World:
     def __init__(self, make_optimizer: Callable[[Any], Optimizer]) -> None:
         self.model = make_host(SIZES)
         self.optimizer = make_optimizer(self.model.parameters())
-        OptimizerKeeper(self.model, self.optimizer, seed_lr_factor=0.5)
+        OptimizerKeeper(self.model, self.optimizer)
         self.slots = slots(self.model)
         self.governor = Governor(self.model, self.optimizer)
         self.slots.germinate("blocks.0", "conv_small")
@@ -478,7 +478,7 @@ def test_a_governor_created_before_the_optimizer_keeper_rolls_back_too() -> None
     model = make_host(SIZES)
     optimizer = SGD(model.parameters(), 0.1)
     governor = Governor(model, optimizer)
-    OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+    OptimizerKeeper(model, optimizer)
     assert governor.step(model(X * torch.nan).sum()) is not None
     assert not find_leftovers(model, optimizer)
 

@@ -125,7 +125,7 @@ class Walk:
         self.model = make_host(config, seed=seed, growth_config=growth)
         self.config = config
         self.optimizer = AdamW(self.model.parameters(), 0.01)
-        OptimizerKeeper(self.model, self.optimizer, seed_lr_factor=0.5)
+        OptimizerKeeper(self.model, self.optimizer)
         self.slots: HostSlots = slots(self.model)
         self.governor = Governor(self.model, self.optimizer)
         self.rng = np.random.default_rng(seed)

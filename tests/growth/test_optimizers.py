@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
-from torch.optim import lr_scheduler as schedulers
 
 from esper.config.growth import MLPHostConfig
-from esper.errors import ConfigError, SlotError
+from esper.errors import SlotError
 from esper.growth.host_slots import slots
 from esper.growth.hosts import build_host, make_host
 from esper.growth.optimizers import OptimizerKeeper
@@ -83,12 +82,11 @@ def test_pruned_parameters_leave_with_their_state(name: str) -> None:
     assert not find_leftovers(model, optimizer)
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_fossilized_parameters_keep_their_moments_exactly(name: str, factor: float) -> None:
+def test_fossilized_parameters_keep_their_moments_exactly(name: str) -> None:
     model = make_host(SIZES)
     optimizer = OPTIMIZERS[name](model.parameters())
-    OptimizerKeeper(model, optimizer, seed_lr_factor=factor)
+    OptimizerKeeper(model, optimizer)
     blend(model, optimizer)
     slots(model).advance("blocks.0")
     slots(model).tick()
@@ -121,29 +119,19 @@ def test_a_host_whose_isolated_seed_was_pruned_trains_as_if_it_never_grew() -> N
         assert torch.equal(p, q)
 
 
-def test_seeds_have_their_own_learning_rate_until_they_are_committed() -> None:
-    model = make_host(SIZES)
-    optimizer = SGD(model.parameters(), 0.1, momentum=0.0)
-    OptimizerKeeper(model, optimizer, seed_lr_factor=0.25)
-    slots(model).germinate("blocks.0", "low_rank")
-    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    assert {rates[id(p)] for p in slots(model)["blocks.0"].seed_parameters()} == {0.025}
-    assert rates[id(model.head.weight)] == 0.1  # type: ignore[union-attr]
-
-
 def test_a_seed_joins_the_group_of_its_block_with_that_groups_settings() -> None:
     model = make_host(SIZES)
     block = list(model.blocks[1].parameters())  # type: ignore[index]
     rest = [p for p in model.parameters() if all(p is not q for q in block)]
     optimizer = AdamW([{"params": rest}, {"params": block, "weight_decay": 0.5, "lr": 0.2}])
-    OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+    OptimizerKeeper(model, optimizer)
     slots(model).germinate("blocks.1", "low_rank")
     group = next(
         group
         for group in optimizer.param_groups
         if any(p is slots(model)["blocks.1"].seed_parameters()[0] for p in group["params"])
     )
-    assert (group["lr"], group["weight_decay"]) == (0.1, 0.5)
+    assert (group["lr"], group["weight_decay"]) == (0.2, 0.5)
 
 
 def test_a_gate_joins_when_its_style_is_chosen_and_leaves_with_it() -> None:
@@ -161,38 +149,9 @@ def test_a_gate_joins_when_its_style_is_chosen_and_leaves_with_it() -> None:
     assert len(members(optimizer)) == len(list(model.parameters()))
 
 
-SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
-    "cosine": lambda o: schedulers.CosineAnnealingLR(o, 10),
-    "step": lambda o: schedulers.StepLR(o, 2, 0.5),
-    "lambda": lambda o: schedulers.LambdaLR(o, lambda epoch: 0.9**epoch),
-    "warm-up": lambda o: schedulers.LinearLR(o, 0.1, total_iters=5),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_scale_seed_and_host_rates_alike(name: str) -> None:
-    model = make_host(SIZES)
-    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
-    OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
-    scheduler = SCHEDULERS[name](optimizer)
-    slots(model).germinate("blocks.0", "low_rank")
-    slots(model).advance("blocks.0")
-    rates: list[float] = []
-    for _ in range(6):
-        step(model, optimizer)
-        scheduler.step()
-        host, seed = (group["lr"] for group in optimizer.param_groups)
-        assert seed == pytest.approx(0.5 * host)
-        rates.append(host)
-    assert len({round(rate, 9) for rate in rates}) > 1
-
-
 def test_an_optimizer_of_another_model_is_rejected() -> None:
     with pytest.raises(SlotError, match=r"SGD .*MLPHost"):
         OptimizerKeeper(make_host(SIZES), SGD(nn.Linear(2, 2).parameters(), 0.1))
-    model = make_host(SIZES)
-    with pytest.raises(ConfigError, match="seed_lr_factor is 0"):
-        OptimizerKeeper(model, SGD(model.parameters(), 0.1), seed_lr_factor=0.0)
 
 
 def test_lbfgs_is_rejected_by_name() -> None:
@@ -205,19 +164,19 @@ def test_lbfgs_is_rejected_by_name() -> None:
 def test_optimizer_state_continues_in_a_loaded_model(name: str, tmp_path: Path) -> None:
     model = make_host(SIZES)
     optimizer = OPTIMIZERS[name](model.parameters())
-    keeper = OptimizerKeeper(model, optimizer, seed_lr_factor=0.5)
+    keeper = OptimizerKeeper(model, optimizer)
     blend(model, optimizer)
     save(model, tmp_path)
     loaded = load(tmp_path, lambda: build_host(SIZES))
     other = OPTIMIZERS[name](build_order(loaded))
-    OptimizerKeeper(loaded, other, seed_lr_factor=0.5).load_state_dict(keeper.state_dict())
+    OptimizerKeeper(loaded, other).load_state_dict(keeper.state_dict())
     for _ in range(3):
         step(model, optimizer)
         step(loaded, other)
     for p, q in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(p, q)
     fresh = make_host(SIZES)
-    stranger = OptimizerKeeper(fresh, OPTIMIZERS[name](fresh.parameters()), seed_lr_factor=0.5)
+    stranger = OptimizerKeeper(fresh, OPTIMIZERS[name](fresh.parameters()))
     with pytest.raises(SlotError, match=r"another optimizer.*blocks\.0\.seed"):
         stranger.load_state_dict(keeper.state_dict())
 

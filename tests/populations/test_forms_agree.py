@@ -151,7 +151,6 @@ def test_both_forms_agree_over_a_whole_life_in_double_precision(
         optimizer=optimizer,  # type: ignore[arg-type]
         batch_size=8,
         weight_decay=0.01,
-        seed_lr_factor=0.5,
     )
     pair = make_pair(design, config, torch.float64)
     script = life_script(module_slots(CONFIGS[design]), blueprints)

@@ -130,7 +130,6 @@ configs = st.builds(
     optimizer=st.sampled_from(["sgd", "adam", "adamw"]),
     momentum=st.sampled_from([0.0, 0.9]),
     weight_decay=st.sampled_from([0.0, 0.02]),
-    seed_lr_factor=st.sampled_from([1.0, 0.5]),
     batch_size=st.integers(2, 20),
     batches_per_epoch=st.one_of(st.none(), st.integers(1, 4)),
 )

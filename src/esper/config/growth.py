@@ -188,9 +188,6 @@ class PopulationConfig(Settings):
     adam_eps: PositiveFloat = 1e-8
     """Epsilon of adam and adamw."""
 
-    seed_lr_factor: PositiveFloat = 1.0
-    """Learning rate of a seed before it is fossilized, relative to its host's."""
-
 
 class TrainingSettings(TypedDict, total=False):
     """The settings of a :class:`PopulationConfig` that `esper.grow` takes beside its optimizer."""
@@ -203,7 +200,6 @@ class TrainingSettings(TypedDict, total=False):
     beta1: float
     beta2: float
     adam_eps: float
-    seed_lr_factor: float
 
 
 Activation = Literal["relu", "gelu", "tanh"]

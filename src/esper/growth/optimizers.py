@@ -11,14 +11,12 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
-from esper.config.checks import PositiveFloat, check
 from esper.errors import EsperError, SlotError
 from esper.growth.host_slots import slots
 from esper.growth.modules import named_parameters, parameters_of
 from esper.growth.seed_slot import SeedSlot
 from esper.growth.surgery.carrying import as_list, carry_optimizers
 from esper.growth.surgery.edits import Edits
-from esper.lifecycle.stages import Stage
 
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
 """Entries of a parameter group that hold learning rates, including those set by schedulers."""
@@ -78,10 +76,9 @@ class OptimizerKeeper:
     When a module germinates beside a block, each of its parameters joins a group of the block: the
     group of the block's parameters of the same kind (matrix, bias or norm), so that settings such
     as weight decay stay with the kind. If the block has none of the kind, the group is the one
-    where most of the model's other parameters of that kind are. If seeds have their own learning
-    rate, they join a second group with otherwise the same settings. When a seed is pruned, its
-    parameters and their optimizer state are removed. When it is fossilized, they move to the
-    block's groups and keep their state. Other parameters are never touched.
+    where most of the model's other parameters of that kind are. When a seed is pruned, its
+    parameters and their optimizer state are removed; when it is fossilized, they stay. Other
+    parameters are never touched.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -94,37 +91,24 @@ class OptimizerKeeper:
         [[16, 4], [16], [3, 16], [3]]
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | Sequence[Optimizer],
-        *,
-        seed_lr_factor: float = 1.0,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
         """Start following the model's slots.
 
         Args:
             model: A model with slots.
             optimizer: The optimizer of the model's parameters, or several that share them.
-            seed_lr_factor: Learning rate of uncommitted seeds, relative to the host's. Create
-                learning-rate schedulers after the keeper if it is not 1.
         """
-        check("seed_lr_factor", seed_lr_factor, PositiveFloat)
         self.optimizers = as_optimizers(optimizer, model)
         require_vectors(self.optimizers)
         self.slots = slots(model)
-        self._host_groups = [
+        self._groups = [
             _Group(each, index)
             for each in self.optimizers
             for index in range(len(each.param_groups))
         ]
-        self._seed_groups = self._host_groups
-        """The group of uncommitted seeds for each group of the host."""
-        if seed_lr_factor != 1.0:
-            self._seed_groups = self._add_seed_groups(seed_lr_factor)
         self._beside = {n: slot for n, slot in self.slots.items() if isinstance(slot, SeedSlot)}
-        self._joined: dict[str, list[tuple[nn.Parameter, bool]]] = {n: [] for n in self._beside}
-        """What is in the groups of each slot, and whether it is uncommitted."""
+        self._joined: dict[str, list[nn.Parameter]] = {n: [] for n in self._beside}
+        """What has grown in each slot and is in a group."""
         self.sync()
         self.slots.listeners.append(self.sync)
         self.slots.edit_listeners.append(self._carry)
@@ -134,21 +118,17 @@ class OptimizerKeeper:
         names: dict[int, str] = {}
         for name, slot in self._beside.items():
             wanted = slot.grown_parameters()
-            own = [] if slot.stage == Stage.FOSSILIZED else slot.seed_parameters()
-            uncommitted = {id(parameter) for parameter in own}
-            joined = [(parameter, id(parameter) in uncommitted) for parameter in wanted]
-            if _are_same(joined, self._joined[name]):
-                continue
-            kept = {id(parameter) for parameter in wanted}
-            for parameter, _ in self._joined[name]:
+            kept, known = set(map(id, wanted)), set(map(id, self._joined[name]))
+            for parameter in self._joined[name]:
                 if id(parameter) not in kept:
                     self._remove(parameter)
-            names = names or {id(p): n for n, p in named_parameters(self.slots.model).items()}
-            home = parameters_of(slot.block) if wanted else []
-            for parameter, is_seed in joined:
-                groups = self._seed_groups if is_seed else self._host_groups
-                self._move_to_group(parameter, groups[self._home_of(parameter, home, names)])
-            self._joined[name] = joined
+            new = [parameter for parameter in wanted if id(parameter) not in known]
+            if new:
+                names = names or {id(p): n for n, p in named_parameters(self.slots.model).items()}
+                home = parameters_of(slot.block)
+                for parameter in new:
+                    self._join(parameter, home, names)
+            self._joined[name] = wanted
 
     def _carry(self, edits: Edits) -> None:
         carry_optimizers(edits, self.optimizers)
@@ -167,7 +147,7 @@ class OptimizerKeeper:
             },
             "groups": [
                 copied_state({key: v for key, v in group.settings.items() if key != "params"})
-                for group in self._all_groups()
+                for group in self._groups
             ],
             "kinds": [type(each).__name__ for each in self.optimizers],
         }
@@ -182,7 +162,7 @@ class OptimizerKeeper:
             )
         parameters = dict(self.slots.model.named_parameters())
         unknown = sorted(set(state["state"]) - set(parameters))
-        groups = self._all_groups()
+        groups = self._groups
         if unknown or len(state["groups"]) != len(groups):
             raise SlotError(
                 f"the state belongs to another optimizer: it has {len(state['groups'])} parameter "
@@ -198,37 +178,21 @@ class OptimizerKeeper:
             owner = owners.get(id(parameter), self.optimizers[0])
             owner.state[parameter] = copied_state(values)
 
-    def _add_seed_groups(self, factor: float) -> list[_Group]:
-        found: list[_Group] = []
-        for group in self._host_groups:
-            settings = {key: value for key, value in group.settings.items() if key != "params"}
-            for key in RATE_KEYS:
-                if key in settings:
-                    settings[key] = settings[key] * factor
-            group.optimizer.add_param_group({"params": [], **settings})
-            found.append(_Group(group.optimizer, len(group.optimizer.param_groups) - 1))
-        return found
-
-    def _all_groups(self) -> list[_Group]:
-        if self._seed_groups is self._host_groups:
-            return self._host_groups
-        return [*self._host_groups, *self._seed_groups]
-
     def _home_of(
         self, parameter: nn.Parameter, home: Sequence[nn.Parameter], names: dict[int, str]
     ) -> int:
-        """Return the number of the host's group that a new parameter belongs to."""
+        """Return the number of the group that a new parameter belongs to."""
         kind = ParameterKind.of(names.get(id(parameter), ""), parameter)
         wanted = {id(p) for p in home if ParameterKind.of(names.get(id(p), ""), p) is kind}
-        able = [i for i, group in enumerate(self._host_groups) if group.takes(parameter)]
+        able = [i for i, group in enumerate(self._groups) if group.takes(parameter)]
         for index in able:
-            if any(id(member) in wanted for member in self._host_groups[index].members):
+            if any(id(member) in wanted for member in self._groups[index].members):
                 return index
         grown = {id(p) for p in self.slots.grown_parameters()}
         counts = [
             sum(
                 ParameterKind.of(names.get(id(p), ""), p) is kind
-                for p in self._host_groups[index].members
+                for p in self._groups[index].members
                 if id(p) not in grown
             )
             for index in able
@@ -237,30 +201,22 @@ class OptimizerKeeper:
             return able[counts.index(max(counts))]
         own = {id(p) for p in home}
         for index in able:
-            if any(id(member) in own for member in self._host_groups[index].members):
+            if any(id(member) in own for member in self._groups[index].members):
                 return index
         return able[0]
 
-    def _move_to_group(self, parameter: nn.Parameter, wanted: _Group) -> None:
-        for group in self._all_groups():
-            if any(member is parameter for member in group.members):
-                if group is wanted:
-                    return
-                _drop(group.members, parameter)
-        wanted.members.append(parameter)
+    def _join(
+        self, parameter: nn.Parameter, home: Sequence[nn.Parameter], names: dict[int, str]
+    ) -> None:
+        """Add a new parameter to its group, unless a rollback has put it back."""
+        if not any(member is parameter for group in self._groups for member in group.members):
+            self._groups[self._home_of(parameter, home, names)].members.append(parameter)
 
     def _remove(self, parameter: nn.Parameter) -> None:
-        for group in self._all_groups():
+        for group in self._groups:
             _drop(group.members, parameter)
         for each in self.optimizers:
             each.state.pop(parameter, None)
-
-
-def _are_same(
-    first: Sequence[tuple[nn.Parameter, bool]], second: Sequence[tuple[nn.Parameter, bool]]
-) -> bool:
-    """Return whether two lists hold the same parameters, by identity, and commitments."""
-    return [(id(p), flag) for p, flag in first] == [(id(p), flag) for p, flag in second]
 
 
 def _drop(parameters: list[nn.Parameter], parameter: nn.Parameter) -> None:

@@ -176,7 +176,7 @@ class Host:
         self.learning_rate = spec.learning_rate or config.learning_rate
         self.slots = slots(model)
         self.optimizer = make_optimizer(model, config, self.learning_rate)
-        OptimizerKeeper(model, self.optimizer, seed_lr_factor=config.seed_lr_factor)
+        OptimizerKeeper(model, self.optimizer)
         self.order = BatchOrder(
             spec.seed,
             len(spec.data.train_inputs),
@@ -273,7 +273,7 @@ class Host:
     def _describe_seeds(self, table: TensorTable) -> tuple[tuple[int, float], ...]:
         """Return the norm's column and the rate's factor of each parameter; () without seeds."""
         found = {
-            id(parameter): (1 + number, self.config.seed_lr_factor)
+            id(parameter): (1 + number, 1.0)
             for number, slot in enumerate(self.slots.values())
             for parameter in uncommitted_parameters(slot)
         }
