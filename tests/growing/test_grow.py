@@ -32,7 +32,6 @@ from esper.errors import (
     NonFiniteError,
     RunError,
     SlotError,
-    UnsupportedHostError,
 )
 from esper.growing.decisions import Decision
 from esper.growing.grow import grow
@@ -825,25 +824,6 @@ def test_more_than_12_slots_can_be_named() -> None:
     grown = grow(model, TRAIN, VAL, 8, at=names, learning_rate=3e-3, controller="learned")
     require_valid(grown, model)
     assert {step.slot for step in grown.timeline if step.slot} <= set(names)
-
-
-class Keeper(nn.Sequential):
-    """A block with an argument that a graph cannot represent."""
-
-    def forward(self, x: Tensor, how: Any = object()) -> Tensor:  # noqa: B008
-        return super().forward(x)
-
-
-def test_a_block_that_cannot_be_exported_is_rejected_before_training() -> None:
-    bad, good = Keeper(nn.Linear(64, 64), nn.ReLU()), nn.Sequential(nn.Linear(64, 10), nn.ReLU())
-    model = initialized(nn.Sequential(nn.Flatten(), bad, good))
-    steps: list[Decision] = []
-    with pytest.raises(UnsupportedHostError, match="'1' cannot be exported"):
-        grow(model, TRAIN, VAL, 8, at=["1", "2"], on_step=steps.append, controller="learned")
-    assert not steps
-    grown = grow(model, TRAIN, VAL, 8, controller="learned")
-    assert {step.slot for step in grown.timeline} == {"", "1.0>2.0"}
-    require_valid(grown, model)
 
 
 def test_a_completely_frozen_model_is_rejected() -> None:

@@ -12,7 +12,6 @@ from torch import nn
 
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError, EsperError, SlotError, UnsupportedHostError, summarize_error
-from esper.growth.export import require_composable
 from esper.growth.host_slots import own_slots, slots, unwrapped
 from esper.growth.placement import (
     SlotProposal,
@@ -24,7 +23,6 @@ from esper.growth.placement import (
 )
 from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
-from esper.growth.seed_slot import SeedSlot
 from esper.growth.surgery.configuration import has_configuration
 from esper.lifecycle.stages import Stage
 
@@ -48,7 +46,6 @@ def place_slots(
 
     Raises:
         SlotError: If the model has no place for a slot, or a slot is in use.
-        UnsupportedHostError: If a seed in a slot could not be exported.
     """
     options: dict[str, Any] = {"growth_config": growth_config, "seed": seed}
     if own_slots(model) is not None:
@@ -56,8 +53,7 @@ def place_slots(
     elif at is not None:
         add_slots(model, at, sample, **options)
     else:
-        proposals = find_slots(model, sample)
-        found = SlotProposals(each for each in proposals if _is_exportable(model, each))
+        found = find_slots(model, sample)
         if not found:
             raise SlotError(
                 f"nothing of this {type(model).__name__} can grow: it has no layer whose units "
@@ -78,9 +74,6 @@ def place_slots(
             found = SlotProposals(each for each in found if not _widens_heads(each))
         sites = {each.name: each.site for each in found}
         attach_slots(model, [sites[name] for name in choose_slots(found)], **options)
-    for slot in slots(model).values():
-        if isinstance(slot, SeedSlot):
-            require_composable(slot.name, slot.block)
 
 
 def place_same_slots(
@@ -111,17 +104,6 @@ def place_same_slots(
 
 def _widens_heads(proposal: SlotProposal) -> bool:
     return proposal.site.group is not None and proposal.site.group.heads is not None
-
-
-def _is_exportable(model: nn.Module, proposal: SlotProposal) -> bool:
-    """Return whether a seed at the proposed place could be exported."""
-    if proposal.site.what != "module":
-        return True
-    try:
-        require_composable(proposal.name, model.get_submodule(proposal.name))
-    except UnsupportedHostError:
-        return False
-    return True
 
 
 def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from inspect import Parameter
 from operator import attrgetter
 from typing import Any, cast
 
@@ -29,9 +26,6 @@ from esper.lifecycle.factored_actions import BlendStyle
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
 _STATE = tuple(name for name in vars(nn.Module()) if name not in (*_REGISTRIES, "training"))
 """Attributes of ``nn.Module`` itself, besides its parameters, buffers and submodules."""
-
-_WRITABLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
-"""Types of default values that a graph can express."""
 
 _DEPTH = 4
 """How many levels of containers are searched for Esper objects."""
@@ -242,15 +236,6 @@ class _Exporter:
         return block
 
 
-def require_composable(name: str, block: nn.Module) -> None:
-    """Raise if a seed beside a block could not be exported.
-
-    Raises:
-        UnsupportedHostError: If a graph cannot express the block's signature.
-    """
-    _read_arguments(Graph(), name, block)
-
-
 def _compose(
     site: SlotSite,
     block: nn.Module,
@@ -261,13 +246,19 @@ def _compose(
 ) -> GraphModule:
     """Return a module that computes ``y + alpha * change``, where ``y`` is the block's output.
 
-    It has the block's signature. The graph is built by hand, so user code is never traced.
+    It hands all of its arguments on to the block. The graph is built by hand, so user code is never
+    traced.
     """
     graph = Graph()
-    arguments = _read_arguments(graph, site.name, block)
-    y = _call(graph, "block", arguments)
+    given, named = graph.placeholder("*args"), graph.placeholder("**kwargs")
+    # A graph cannot unpack arguments, but functional_call can.
+    called = graph.create_node("get_attr", "block")
+    y = graph.call_function(torch.func.functional_call, (called, {}, given, named))
     gated = None if gate is None else graph.call_module("gate", (y,))
-    source = y if form == SeedForm.SERIAL else _read_input(graph, site.input_key, arguments)
+    source, key = y, site.input_key
+    if form == SeedForm.PARALLEL:
+        arguments = given if isinstance(key, int) else named
+        source = graph.call_function(operator.getitem, (arguments, key))
     delta = graph.call_module("seed", (source,))
     change = _write_change(graph, life.style, y, delta, gated)
     change = graph.call_method("type_as", (change, y))
@@ -281,95 +272,6 @@ def _compose(
     root.training = block.training
     kind = _class_for(block)
     return kind(root, graph, kind.__name__)
-
-
-@dataclass
-class _Arguments:
-    """The placeholders of a block's arguments."""
-
-    by_position: list[Node] = field(default_factory=list[Node])
-    by_keyword: dict[str, Node] = field(default_factory=dict[str, Node])
-    """Keyword-only arguments."""
-    by_name: dict[str, Node] = field(default_factory=dict[str, Node])
-    """All arguments except ``*args`` and ``**kwargs``."""
-    more_positions: Node | None = None
-    more_keywords: Node | None = None
-
-
-def _read_arguments(graph: Graph, name: str, block: nn.Module) -> _Arguments:
-    try:
-        parameters = list(inspect.signature(block.forward).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise UnsupportedHostError(
-            f"the seed at {name!r} cannot be exported: the signature of its block "
-            f"({type(block).__name__}) is unknown."
-        ) from error
-    found = _Arguments()
-    has_default = False
-    for parameter in parameters:
-        default = parameter.default
-        is_given = default is Parameter.empty
-        # A graph has no bare *, so such an argument becomes positional after one with a default.
-        is_bare = parameter.kind == Parameter.KEYWORD_ONLY and not found.more_positions
-        if (is_given and has_default and is_bare) or not (is_given or _is_writable(default)):
-            what = "no default" if is_given else f"the default {default!r}"
-            raise UnsupportedHostError(
-                f"the seed at {name!r} cannot be exported: argument {parameter.name!r} of its "
-                f"block has {what}, which a graph cannot express; prune the seed or change the "
-                "block."
-            )
-        has_default = has_default or not is_given
-        stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
-        options: dict[str, Any] = {} if is_given else {"default_value": default}
-        node = graph.placeholder(stars.get(parameter.kind, "") + parameter.name, **options)
-        match parameter.kind:
-            case Parameter.VAR_POSITIONAL:
-                found.more_positions = node
-            case Parameter.VAR_KEYWORD:
-                found.more_keywords = node
-            case Parameter.KEYWORD_ONLY:
-                found.by_keyword[parameter.name] = found.by_name[parameter.name] = node
-            case _:
-                found.by_position.append(node)
-                found.by_name[parameter.name] = node
-    return found
-
-
-def _is_writable(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_writable, cast(tuple[Any, ...], value)))
-    return isinstance(value, _WRITABLE)
-
-
-def _call(graph: Graph, module: str, arguments: _Arguments) -> Node:
-    positions, keywords = tuple(arguments.by_position), arguments.by_keyword
-    if arguments.more_positions is None and arguments.more_keywords is None:
-        return graph.call_module(module, positions, dict(keywords))
-    # A graph cannot unpack arguments, but functional_call can.
-    args: Any = positions
-    if arguments.more_positions is not None:
-        args = graph.call_function(operator.add, (positions, arguments.more_positions))
-    kwargs: Any = dict(keywords)
-    if arguments.more_keywords is not None:
-        join = cast(Any, operator.or_)
-        kwargs = graph.call_function(join, (kwargs, arguments.more_keywords))
-    called = graph.create_node("get_attr", module)
-    return graph.call_function(torch.func.functional_call, (called, {}, args, kwargs))
-
-
-def _read_input(graph: Graph, key: int | str | None, arguments: _Arguments) -> Node:
-    """Return the node of the argument that a parallel seed reads."""
-    n = len(arguments.by_position)
-    if isinstance(key, int):
-        if key < n:
-            return arguments.by_position[key]
-        assert arguments.more_positions is not None, "the block was called with this argument"
-        return graph.call_function(operator.getitem, (arguments.more_positions, key - n))
-    assert key is not None, "a parallel seed grows only where its input is known"
-    if key in arguments.by_name:
-        return arguments.by_name[key]
-    assert arguments.more_keywords is not None, "the block was called with this argument"
-    return graph.call_function(operator.getitem, (arguments.more_keywords, key))
 
 
 def _write_change(graph: Graph, style: BlendStyle, y: Node, delta: Node, gate: Node | None) -> Node:
