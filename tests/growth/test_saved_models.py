@@ -160,7 +160,7 @@ def test_shared_tensors_are_stored_once_and_restored_shared(tmp_path: Path) -> N
     x = torch.randn(3, 4)
     model = add_slots(Tied(), ["body"], x)
     take_to(slots(model), "body", Stage.HOLDING, "low_rank")
-    model.scale, model.spread = torch.full((4, 1), 3.0), torch.ones(1).expand(4)
+    model.spread = torch.ones(1).expand(4)
     save(model, tmp_path)
     stored = load_file(next(tmp_path.glob("*.safetensors")))
     assert sum(name.endswith(("embed.weight", "head.weight")) for name in stored) == 1
@@ -168,10 +168,13 @@ def test_shared_tensors_are_stored_once_and_restored_shared(tmp_path: Path) -> N
     assert loaded.head.weight is loaded.embed.weight
     assert loaded.again is loaded.body.block[2]
     assert_same_model(loaded, model, x)
-    with pytest.raises(SavedModelError, match=r"'again\.bias' and .* one tensor in the file"):
+    with pytest.raises(
+        SavedModelError,
+        match=r"'again\.\w+' and .* only in the file",
+    ):
         load(tmp_path, lambda: Tied(is_tied=False))
     save(add_slots(Tied(is_tied=False), ["body"], x), tmp_path)
-    with pytest.raises(SavedModelError, match="two tensors"):
+    with pytest.raises(SavedModelError, match="only in the model"):
         load(tmp_path, Tied)
 
 

@@ -1,6 +1,6 @@
 """Saving and loading a model while it grows, without pickling.
 
-growing.safetensors  the parameters and buffers, of the host and of its seeds
+growing.safetensors  the state dict, of the host and of its seeds
 growing.json         the slots and the states of their seeds
 manifest.json        sizes and hashes of both
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -35,81 +35,48 @@ from esper.storage.files import MALFORMED, parse_json, storage_errors
 from esper.storage.saved_folder import FolderKind
 
 
-@dataclass(frozen=True)
-class NamedTensors:
-    """The parameters and buffers of a model by name, in the model or in a file."""
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers in a model's state dict, to which hooks may add others.
 
-    values: dict[str, Tensor]
-    """Each tensor, under the first of its names."""
-    aliases: dict[str, str]
-    """Maps each further name of a tensor to the first."""
-    transient: set[str]
-    """Names of non-persistent buffers."""
-
-    @classmethod
-    def of(cls, model: nn.Module) -> NamedTensors:
-        """Return the tensors of a model."""
-        found = cls({}, {}, set())
-        first_names: dict[Tensor, str] = {}
-        for prefix, module in module_names(model):
-            _require_savable(prefix, module)
-            unsaved: set[str] = module.__dict__.get("_non_persistent_buffers_set", set())
-            own = [*module.named_parameters(recurse=False, remove_duplicate=False)]
-            buffers = [*module.named_buffers(recurse=False, remove_duplicate=False)]
-            for key, tensor in [*own, *buffers]:
-                name = f"{prefix}.{key}" if prefix else key
-                if key in unsaved:
-                    found.transient.add(name)
-                first = first_names.setdefault(tensor, name)
-                if first == name:
-                    found.values[name] = tensor
-                else:
-                    found.aliases[name] = first
-        return found
-
-    def first_name(self, name: str) -> str:
-        """Return the name that a tensor is listed under."""
-        return self.aliases.get(name, name)
-
-    def find_mismatch(self, model: NamedTensors) -> str | None:
-        """Return the first difference between these tensors of a file and a model's, or None."""
-        here, there = {*model.values, *model.aliases}, {*self.values, *self.aliases}
-        for name in [*model.values, *model.aliases]:
-            if name not in there and name not in model.transient:
-                return f"{name!r} is missing from the file."
-        for name in [*self.values, *self.aliases]:
-            if name not in here and name not in self.transient:
-                return f"{name!r} is in the file, but the model has no such tensor."
-        both = here & there
-        for name, first in sorted(self.aliases.items()):
-            if {name, first} <= both and model.first_name(name) != model.first_name(first):
-                return f"{name!r} and {first!r} are one tensor in the file, but two in the model."
-        for name, first in sorted(model.aliases.items()):
-            if {name, first} <= both and self.first_name(name) != self.first_name(first):
-                return f"{name!r} and {first!r} are two tensors in the file, but one in the model."
-        for name, tensor in model.values.items():
-            shape = self.values[self.first_name(name)].shape if name in there else tensor.shape
-            if shape != tensor.shape and name not in model.transient:
-                return (
-                    f"{name!r} has shape {list(shape)} in the file, but {list(tensor.shape)} in "
-                    "the model."
-                )
-        return None
-
-    def fill(self, model: NamedTensors) -> None:
-        """Copy these values and dtypes into the tensors of a model."""
-        for name, tensor in model.values.items():
-            if self.first_name(name) in self.values:
-                _put(tensor, self.values[self.first_name(name)])
+    Raises:
+        SavedModelError: If a module has state that is no tensor.
+    """
+    for name, module in module_names(model):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise SavedModelError(
+                f"{repr(name) if name else 'the model'} has extra state (get_extra_state), which "
+                "cannot be saved without pickling; move it into buffers."
+            )
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    own |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
+    return {name: tensor for name, tensor in state.items() if name in own}
 
 
-def _require_savable(prefix: str, module: nn.Module) -> None:
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
-        where = repr(prefix) if prefix else "the model"
-        raise SavedModelError(
-            f"{where} has extra state (get_extra_state), which cannot be saved without pickling; "
-            "move it into buffers."
-        )
+def _find_aliases(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return each further name of a tensor with the first."""
+    firsts: dict[int, str] = {}
+    names = {name: firsts.setdefault(id(tensor), name) for name, tensor in state.items()}
+    return {name: first for name, first in names.items() if first != name}
+
+
+def _find_mismatch(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference between the tensors of a file and of a model, or None."""
+    for name in (*own, *saved):
+        if name not in saved:
+            return f"{name!r} is missing from the file."
+        if name not in own:
+            return f"{name!r} is in the file, but the model has no such tensor."
+    for name, tensor in own.items():
+        shapes = list(saved[name].shape), list(tensor.shape)
+        if shapes[0] != shapes[1]:
+            return f"{name!r} has shape {shapes[0]} in the file, but {shapes[1]} in the model."
+    there, here = _find_aliases(saved), _find_aliases(own)
+    for name in (*there, *here):
+        if (first := there.get(name)) != here.get(name):
+            first, where = (first, "file") if first else (here[name], "model")
+            return f"{name!r} and {first!r} are one tensor, but only in the {where}."
+    return None
 
 
 def _copy(name: str, tensor: Tensor) -> Tensor:
@@ -159,11 +126,11 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     GROWING_MODEL.require_free(folder)
     reshard(model)
     is_shared = find_mesh(model) is not None
-    tensors = NamedTensors.of(model)
-    contents = {name: _copy(name, tensor) for name, tensor in tensors.values.items()}
+    state = _state_of(model)
+    aliases = _find_aliases(state)
+    contents = {name: _copy(name, t) for name, t in state.items() if name not in aliases}
     if not is_shared or distributed.get_rank() == 0:
-        growth = describe_slots(slots(model))
-        growth |= {"aliases": tensors.aliases, "transient": sorted(tensors.transient)}
+        growth = {**describe_slots(slots(model)), "aliases": aliases}
         text = json.dumps(growth, indent=1, allow_nan=False).encode()
         with storage_errors(folder):
             files = {TENSORS_FILE: save_tensors(contents), GROWTH_FILE: text}
@@ -221,16 +188,17 @@ def load(directory: str | os.PathLike[str], build: Callable[[], nn.Module]) -> n
         )
     try:
         growth: dict[str, Any] = parse_json(files[GROWTH_FILE])
-        tensors = load_tensors(files[TENSORS_FILE])
+        saved = load_tensors(files[TENSORS_FILE])
+        saved |= {name: saved[first] for name, first in growth["aliases"].items()}
         restore_slots(model, growth)
-        saved = NamedTensors(tensors, dict(growth["aliases"]), set(growth["transient"]))
     except (*MALFORMED, SafetensorError) as error:
         raise GROWING_MODEL.damaged(folder, error) from error
-    own = NamedTensors.of(model)
-    problem = saved.find_mismatch(own)
+    own = _state_of(model)
+    problem = _find_mismatch(saved, own)
     if problem is not None:
         raise SavedModelError(f"build returned another model than the one in {folder}: {problem}")
-    saved.fill(own)
+    for name, tensor in own.items():
+        _put(tensor, saved[name])
     return model
 
 
