@@ -121,7 +121,7 @@ def test_what_was_grown_is_hidden_from_ddp_and_nothing_else() -> None:
 def test_an_export_hides_nothing_from_ddp() -> None:
     model = rank_runs.make_model()
     add_slots(model, ["2"], rank_runs.X[:2])
-    slots(model).start_wider("2", "mlp_small")
+    slots(model).germinate("2", "mlp_small")
     assert hasattr(model, DDP_IGNORES)
     assert not hasattr(esper.export(model), DDP_IGNORES)
 

@@ -380,7 +380,7 @@ def test_every_place_of_the_usual_models_grows_without_changing_the_outputs(name
 
 def test_one_place_of_a_group_can_have_the_slot() -> None:
     model = add_slots(ResidualMLP(), ["blocks.1.up>down"], VECTORS)
-    slots(model).start_wider("blocks.1.up>down", "widen_large")
+    slots(model).germinate("blocks.1.up>down", "widen_large")
     assert [block.up.out_features for block in model.blocks] == [8, 16]
     assert [block.down.in_features for block in model.blocks] == [8, 16]
 

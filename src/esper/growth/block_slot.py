@@ -23,8 +23,6 @@ from esper.growth.surgery_slots import SurgerySlot
 class BlockSlot(SurgerySlot):
     """A slot on a list of residual blocks, which gets copies of them."""
 
-    unit = "blocks"
-
     def __init__(self, site: SlotSite, lives: SlotStates, model: nn.Module) -> None:
         super().__init__(site, lives, model)
         assert site.blocks is not None, "the site is a list of blocks"
@@ -118,9 +116,6 @@ class BlockSlot(SurgerySlot):
         for layer in self._ending_layers() if alpha != 1.0 else ():
             for parameter in layer.parameters(recurse=False):
                 parameter.mul_(alpha)
-
-    def draw_as_built(self) -> None:
-        """Do nothing: a copy is the identity at first in any model."""
 
     def require_unchanged(self) -> None:
         """Raise if the list has another length than growth has left it with."""

@@ -175,27 +175,6 @@ class HostSlots(Mapping[str, Slot]):
             )
         )
 
-    def start_wider(self, slot: str, blueprint: str) -> None:
-        """Add to a model that has not been trained, as if it had been built with it.
-
-        What is added is committed at once, and may be followed by more. The weights of layers with
-        new units are distributed like those of layers built this wide, so the model's output
-        changes.
-        """
-        if self[slot].stage == Stage.FOSSILIZED:
-            self.lives.absorb(slot, self)
-        self.germinate(slot, blueprint)
-        self.commit_start(slot)
-
-    def commit_start(self, slot: str) -> None:
-        """Commit a newly germinated seed of a model that has not been trained."""
-        if self[slot].stage != Stage.FOSSILIZED:
-            self.lives.commit(slot, self)
-        place = self[slot]
-        if isinstance(place, SurgerySlot):
-            with seeded(draw_seed_number(self.seed, self.n_germinated - 1)):
-                place.draw_as_built()
-
     def advance(self, slot: str) -> Outcome:
         """Advance a seed to its next stage: training, blending or holding."""
         return self.apply(GrowthAction(op=Op.ADVANCE, slot=slot))

@@ -37,7 +37,6 @@ from esper.growth.sharding import find_mesh, require_whole
 from esper.growth.sites import (
     SlotSite,
     TensorKind,
-    TensorShape,
     describe,
     kind_of,
     width_of,
@@ -54,7 +53,6 @@ from esper.growth.surgery.places import (
     layers_name,
 )
 from esper.growth.surgery.tracing import PlaceFinder
-from esper.growth.surgery.units import tensor_of
 
 PAIR = ">"
 """Stands between the layers that write units and those that read them, in names."""
@@ -184,17 +182,8 @@ class SurgerySites:
         )
 
     def _site_of(self, group: Group) -> SlotSite:
-        names = dict.fromkeys(each.tensor for place in group.places for each in place.entries)
-        tensors = {name: tensor_of(self._model, name) for name in names}
-        return SlotSite(
-            name=_name_of(group),
-            kind=self._kinds[group.places[0].writers[0]],
-            group=group,
-            tensors=tuple(
-                TensorShape(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter))
-                for name, tensor in tensors.items()
-            ),
-        )
+        kind = self._kinds[group.places[0].writers[0]]
+        return SlotSite(name=_name_of(group), kind=kind, group=group)
 
     def _kind_of(self, blocks: BlockList) -> TensorKind:
         inside = [k for n, k in self._kinds.items() if n.startswith(f"{blocks.container}.")]

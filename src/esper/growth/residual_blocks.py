@@ -48,10 +48,12 @@ class BlockCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Tensor
+    key: int | str
+    """The argument that the output is added to."""
 
-    def run(self, block: nn.Module, key: int | str, x: Tensor) -> Any:
+    def run(self, block: nn.Module, x: Tensor) -> Any:
         """Call a block with ``x`` in place of its input."""
-        args, kwargs = copy.deepcopy((self.args, self.kwargs))
+        (args, kwargs), key = copy.deepcopy((self.args, self.kwargs)), self.key
         if isinstance(key, int):
             return block(*args[:key], x, *args[key + 1 :], **kwargs)
         return block(*args, **{**kwargs, key: x})
@@ -65,26 +67,18 @@ def main_output(output: Any) -> Tensor | None:
 
 
 def find_identities(
-    model: nn.Module, inputs: Mapping[str, int | str], sample_input: Any
+    model: nn.Module, blocks: Mapping[str, nn.Module], sample_input: Any
 ) -> dict[str, BlockIdentity | str]:
-    """Return how a copy of each block becomes the identity, or why it cannot.
-
-    Args:
-        model: The model.
-        inputs: Names of blocks, each with the argument that it adds to: a position or a keyword.
-        sample_input: Input for the model.
-    """
-    blocks = {name: model.get_submodule(name) for name in inputs}
+    """Return how a copy of each block of a model becomes the identity, or why it cannot."""
     found: dict[str, BlockIdentity | str] = {n: _find_obstacle(model, b) for n, b in blocks.items()}
     tried = {name: block for name, block in blocks.items() if not found[name]}
-    calls = _record_blocks(model, tried, sample_input)
     known: dict[tuple[Any, ...], BlockIdentity] = {}
     """By class and layers; most models repeat a block."""
-    for name, call in calls.items():
+    for name, call in _record_blocks(model, tried, sample_input).items():
         block = blocks[name]
         kind = (type(block), *(layer for layer, _ in own_parameters(block)))
         if isinstance(call, BlockCall):
-            found[name] = identity = _find_identity(block, call, inputs[name], known.get(kind))
+            found[name] = identity = _find_identity(block, call, known.get(kind))
             if isinstance(identity, BlockIdentity):
                 known[kind] = identity
         else:
@@ -115,26 +109,24 @@ def _find_obstacle(model: nn.Module, block: nn.Module) -> str:
 def _record_blocks(
     model: nn.Module, blocks: Mapping[str, nn.Module], sample_input: Any
 ) -> dict[str, BlockCall | str]:
-    """Run a model and return copies of what each block is called with, or why there is none.
+    """Run a model and return what each block is called with, or why a copy cannot follow it.
 
     Copies are taken before the call, because a block may write to its arguments (a cache).
     """
     given: dict[str, Any] = {}
+    counts = dict.fromkeys(blocks, 0)
     done: dict[str, BlockCall | str] = {}
 
     def before(name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
+        counts[name] += 1
         try:
             given[name] = copy.deepcopy((args, kwargs))
         except Exception as error:
             given[name] = f"its arguments cannot be copied ({type(error).__name__})"
 
     def after(name: str, _: nn.Module, __: Any, ___: Any, output: Any) -> None:
-        found = given[name]
-        # An operation in place may follow the block.
-        if isinstance(found, str) or main_output(output) is None:
-            done[name] = found if isinstance(found, str) else "it returns no tensor"
-        else:
-            done[name] = BlockCall(*found, output=cast(Tensor, main_output(output)).clone())
+        copied, result = given[name], main_output(output)
+        done[name] = copied if isinstance(copied, str) else _read_call(copied, result)
 
     if blocks:
         with (
@@ -144,13 +136,31 @@ def _record_blocks(
             torch.random.fork_rng(devices=[]),
         ):
             call_model(model, sample_input)
-    return done
+    times = "the model calls it {} times per forward pass instead of once"
+    return {name: done[name] if n == 1 else times.format(n) for name, n in counts.items()}
+
+
+def _read_call(
+    copied: tuple[tuple[Any, ...], dict[str, Any]], output: Tensor | None
+) -> BlockCall | str:
+    """Return the call of a block with copied arguments, or why a copy cannot follow the block."""
+    args, kwargs = copied
+    if output is None or output.ndim not in (2, 3, 4):
+        return "it does not return a tensor of two to four axes"
+    arguments: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    given = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
+    key = next((key for key, x in given.items() if x.shape == output.shape), None)
+    if key is None:
+        shapes = ", ".join(str(list(x.shape)) for x in given.values()) or "no tensor"
+        return f"it maps {shapes} to {list(output.shape)}, so a copy cannot read what it returns"
+    # An operation in place may follow the block.
+    return BlockCall(args, kwargs, output.clone(), key)
 
 
 def _find_identity(
-    block: nn.Module, call: BlockCall, key: int | str, hint: BlockIdentity | None
+    block: nn.Module, call: BlockCall, hint: BlockIdentity | None
 ) -> BlockIdentity | str:
-    trial = _Trial(block, call, key)
+    trial = _Trial(block, call)
     with evaluation_mode(trial.twin), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             return trial.find(hint) or _NO_IDENTITY
@@ -162,8 +172,8 @@ def _find_identity(
 class _Trial:
     """A copy of a block, with other weights, that is run with some of its layers zeroed."""
 
-    def __init__(self, block: nn.Module, call: BlockCall, key: int | str) -> None:
-        self.call, self.key = call, key
+    def __init__(self, block: nn.Module, call: BlockCall) -> None:
+        self.call = call
         self.twin = copy_plain(block)
         self.layers = dict(own_parameters(self.twin))
         generator = torch.Generator().manual_seed(0)
@@ -236,7 +246,7 @@ class _Trial:
 
         modules = {name: part for name, part in module_names(self.twin) if name}
         with hooked(modules, before=note), recorded_calls(self.layers) as recorded:
-            result = main_output(self.call.run(self.twin, self.key, self.probes[0].clone()))
+            result = main_output(self.call.run(self.twin, self.probes[0].clone()))
         outputs = {name: calls[-1].output for name, calls in recorded.items() if len(calls) == 1}
         return _LayerCalls(order, outputs, result)
 
@@ -253,7 +263,7 @@ class _Trial:
     def _keeps(self, probe: Tensor, tolerance: float) -> bool:
         given = probe.clone()
         version = given._version
-        output = main_output(self.call.run(self.twin, self.key, given))
+        output = main_output(self.call.run(self.twin, given))
         if given._version != version:
             raise RuntimeError("it changes its input in place")
         if output is None or output.shape != probe.shape:

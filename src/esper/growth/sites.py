@@ -76,15 +76,6 @@ class SlotSize:
     """Parameters that one more of them would add."""
 
 
-@dataclass(frozen=True)
-class TensorShape:
-    """The shape that a tensor had when its slot was found."""
-
-    name: str
-    shape: tuple[int, ...]
-    is_parameter: bool
-
-
 SiteKind = Literal["units", "blocks", "module"]
 """What grows in a slot: hidden units, copies of blocks, or modules beside a block."""
 
@@ -106,8 +97,6 @@ class SlotSite:
     kind: TensorKind
     group: Group | None = None
     """The places that get more units together."""
-    tensors: tuple[TensorShape, ...] = ()
-    """The tensors of those places."""
     blocks: BlockList | None = None
     """The list of blocks that gets more of them."""
     output_shape: tuple[int, ...] = ()

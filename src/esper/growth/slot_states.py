@@ -1,15 +1,14 @@
 """How actions and epochs change the stages of a host's slots.
 
-Nothing here handles tensors. The owner of the modules (a model's slots, a stacked population)
-passes itself as a :class:`SeedKeeper`, which builds, changes and removes them, so that every kind
-of host follows the same rules.
+Nothing here handles tensors: the model's slots, who call these functions, build, change and remove
+what grows when they are told to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from esper.config.growth import GrowthConfig
 from esper.errors import IllegalActionError, SlotError
@@ -19,6 +18,9 @@ from esper.lifecycle.factored_actions import BlendStyle, GrowthAction, Op
 from esper.lifecycle.legality import ADVANCEABLE_STAGES, BLOCKING_STAGES, SlotMaskState, may_apply
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import COOLING_STAGES, LIVE_STAGES, Stage, may_follow
+
+if TYPE_CHECKING:
+    from esper.growth.host_slots import HostSlots
 
 
 @dataclass(frozen=True)
@@ -100,64 +102,6 @@ class SlotLife:
         self.stage, self.stage_epochs = stage, 0
 
 
-class SlotRules(Protocol):
-    """What limits the seeds of a slot."""
-
-    @property
-    def starts_blended(self) -> bool:
-        """Whether seeds skip isolated training, because they start at zero."""
-        ...
-
-    @property
-    def can_blend(self) -> bool:
-        """Whether the seed can be scaled by alpha; others are committed at once."""
-        ...
-
-    def is_full(self) -> bool:
-        """Return whether the slot has all units or blocks that it may have."""
-        ...
-
-    def find_start_problem(self) -> str | None:
-        """Return why a germinated seed may not start training, or None if it may."""
-        ...
-
-    def explain_misfit(self, blueprint: str) -> str:
-        """Return why a blueprint does not fit the slot."""
-        ...
-
-
-class SeedKeeper(Protocol):
-    """The owner of a host's seed modules."""
-
-    def add_seed(self, slot: str, action: GrowthAction) -> None:
-        """Build the action's blueprint in a slot."""
-        ...
-
-    def remove_seed(self, slot: str) -> None:
-        """Remove a slot's seed and everything that belongs to it."""
-        ...
-
-    def restyle_seed(self, slot: str, style: BlendStyle) -> None:
-        """Create the gate if the style needs one; remove it otherwise."""
-        ...
-
-    def commit_seed(self, slot: str) -> None:
-        """Make a slot's seed a permanent part of the host."""
-        ...
-
-    def absorb_seed(self, slot: str) -> int:
-        """Make a slot's committed seed part of its block, so that another can grow on both.
-
-        Returns:
-            The units or blocks that it added to the model's own.
-        """
-        ...
-
-    def __getitem__(self, slot: str) -> SlotRules:
-        """Return what limits a slot's seeds."""
-        ...
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The result of an action."""
@@ -231,7 +175,7 @@ class SlotStates:
         self.slot_config.blueprint_index(action.blueprint)
         return self.slot_config.does_fit(action.blueprint, action.slot)
 
-    def apply(self, action: GrowthAction, keeper: SeedKeeper) -> Outcome:
+    def apply(self, action: GrowthAction, keeper: HostSlots) -> Outcome:
         """Carry out an action; if a gate blocks it, do nothing and return the reason.
 
         Raises:
@@ -254,7 +198,7 @@ class SlotStates:
         self._notify(action.slot)
         return Outcome(action, was_done=True)
 
-    def tick(self, keeper: SeedKeeper) -> None:
+    def tick(self, keeper: HostSlots) -> None:
         """Advance all slots by one epoch: seeds age, alphas ramp, embargoes end."""
         for slot, life in self._lives.items():
             if life.stage == Stage.DORMANT:
@@ -273,7 +217,7 @@ class SlotStates:
                 self.absorb(slot, keeper)
             self._notify(slot)
 
-    def abandon(self, slot: str, keeper: SeedKeeper) -> None:
+    def abandon(self, slot: str, keeper: HostSlots) -> None:
         """Prune an uncommitted seed immediately, whatever its age and alpha."""
         life = self[slot]
         if not life.is_growing:
@@ -286,14 +230,14 @@ class SlotStates:
         keeper.remove_seed(slot)
         self._notify(slot)
 
-    def abandon_growing(self, keeper: SeedKeeper) -> list[str]:
+    def abandon_growing(self, keeper: HostSlots) -> list[str]:
         """Prune every uncommitted seed immediately and return the names of their slots."""
         growing = [slot for slot, life in self._lives.items() if life.is_growing]
         for slot in growing:
             self.abandon(slot, keeper)
         return growing
 
-    def end_growth(self, keeper: SeedKeeper, *, keep: bool) -> None:
+    def end_growth(self, keeper: HostSlots, *, keep: bool) -> None:
         """Commit the seeds that are blended in, at their alpha, or remove them; remove others."""
         for slot, life in self._lives.items():
             if not life.is_growing:
@@ -306,7 +250,7 @@ class SlotStates:
             keeper.commit_seed(slot)
             self._notify(slot)
 
-    def commit(self, slot: str, keeper: SeedKeeper) -> None:
+    def commit(self, slot: str, keeper: HostSlots) -> None:
         """Commit a newly germinated seed immediately, at its alpha target."""
         life = self[slot]
         if life.age_epochs > 0 or life.stage not in ADVANCEABLE_STAGES:
@@ -321,7 +265,7 @@ class SlotStates:
         keeper.commit_seed(slot)
         self._notify(slot)
 
-    def absorb(self, slot: str, keeper: SeedKeeper) -> None:
+    def absorb(self, slot: str, keeper: HostSlots) -> None:
         """Make a committed seed part of its block; the slot is dormant again."""
         life = self[slot]
         if life.stage != Stage.FOSSILIZED:
@@ -347,7 +291,7 @@ class SlotStates:
         if self.on_change is not None:
             self.on_change(slot, self._lives[slot])
 
-    def _change(self, action: GrowthAction, keeper: SeedKeeper) -> None:
+    def _change(self, action: GrowthAction, keeper: HostSlots) -> None:
         slot, life = action.slot, self[action.slot]
         match action.op:
             case Op.GERMINATE:
@@ -379,7 +323,7 @@ class SlotStates:
             case Op.WAIT | Op.FINISH:
                 pass
 
-    def _settle_start(self, slot: str, keeper: SeedKeeper) -> bool:
+    def _settle_start(self, slot: str, keeper: HostSlots) -> bool:
         """Let a new seed start where it needs no training of its own; return if it is committed."""
         life = self[slot]
         if not keeper[slot].starts_blended or keeper[slot].find_start_problem() is not None:
@@ -391,7 +335,7 @@ class SlotStates:
         self._advance(life)
         return False
 
-    def _advance_automatically(self, slot: str, keeper: SeedKeeper) -> None:
+    def _advance_automatically(self, slot: str, keeper: HostSlots) -> None:
         """Advance a seed as far as its gates allow, if the configuration asks for it."""
         life = self[slot]
         while self.growth_config.advances_alone and life.stage in ADVANCEABLE_STAGES:
@@ -442,7 +386,7 @@ class SlotStates:
             return _describe_ramp(life)
         return None
 
-    def _explain_illegal(self, action: GrowthAction, keeper: SeedKeeper) -> str:
+    def _explain_illegal(self, action: GrowthAction, keeper: HostSlots) -> str:
         op = action.op.name.lower()
         if action.op == Op.FINISH:
             return "finish is disabled for this host (allow_finish is False)."

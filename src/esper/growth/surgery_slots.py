@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,6 @@ from esper.growth.surgery.runs import (
 )
 from esper.growth.surgery.units import (
     add_units,
-    draw_as_built,
     remove_units,
     tensor_of,
 )
@@ -49,8 +47,6 @@ class SurgerySlot(SlotBase, ABC):
     """A slot in which a model's own layers grow."""
 
     starts_blended = True
-    unit: ClassVar[str]
-    """What is counted: "units" or "blocks"."""
 
     def __init__(self, site: SlotSite, lives: SlotStates, model: nn.Module) -> None:
         self.site = site
@@ -66,15 +62,6 @@ class SurgerySlot(SlotBase, ABC):
         """Units of each place, or blocks of the list, now."""
 
     @property
-    @abstractmethod
-    def can_blend(self) -> bool:
-        """Whether the seed can be scaled by alpha."""
-
-    @abstractmethod
-    def find_sizes(self, n_new: int) -> list[SizeChange]:
-        """Return the sizes that a configuration gives, before and after so many more or fewer."""
-
-    @property
     def room(self) -> int | None:
         """Units or blocks that may still be added; None for any number."""
         limit = self._lives.growth_config.max_widening
@@ -85,48 +72,8 @@ class SurgerySlot(SlotBase, ABC):
         return self.room == 0
 
     @abstractmethod
-    def count_wanted(self, blueprint: str) -> int:
-        """Return how many units or blocks a blueprint adds, as far as there is room."""
-
-    @abstractmethod
-    def grow(self, edits: Edits, n_new: int) -> None:
-        """Add units or blocks, drawing weights from torch's default generator."""
-
-    @abstractmethod
-    def shrink(self, edits: Edits) -> None:
-        """Take the uncommitted seed out of the model."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Make a new commitment of the seed permanent, at its alpha."""
-
-    @abstractmethod
-    def draw_as_built(self) -> None:
-        """Draw the seed's weights as in a model that was built with it, if that differs."""
-
-    @abstractmethod
-    def require_unchanged(self) -> None:
-        """Raise if the model was changed by hand where the slot is.
-
-        Raises:
-            SlotError: Saying what is different.
-        """
-
-    @abstractmethod
-    def find_start_problem(self) -> str | None:
-        """Return why a new seed would change the model's output, or None if it would not."""
-
-    @abstractmethod
     def count_of(self, n: int) -> int:
         """Return how many parameters the last so many units or blocks have."""
-
-    @abstractmethod
-    def count_new(self, blueprint: str) -> int:
-        """Return how many parameters a seed of a blueprint would add."""
-
-    @abstractmethod
-    def count_next(self) -> int:
-        """Return how many parameters one more unit of every place, or one more block, has."""
 
     @abstractmethod
     def _make_scales(self) -> list[tuple[nn.Module, Scale]]:
@@ -188,16 +135,30 @@ class SurgerySlot(SlotBase, ABC):
 class UnitSlot(SurgerySlot):
     """A slot on a group of places, all of which get more units together."""
 
-    unit = "units"
-
     def __init__(self, site: SlotSite, lives: SlotStates, model: nn.Module) -> None:
         super().__init__(site, lives, model)
         assert site.group is not None, "the site is a group of places"
         self.places: tuple[Place, ...] = site.group.places
         """The places as they are now."""
-        self.shapes = {each.name: each.shape for each in site.tensors}
+        self.shapes = self._read_shapes(self.places)
         """The shapes that growth has given their tensors."""
-        self._parameters = {each.name for each in site.tensors if each.is_parameter}
+
+    def _read_shapes(self, places: Sequence[Place]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors of places.
+
+        Raises:
+            SlotError: If one is too small for its units.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        for place in places:
+            for each in place.entries:
+                shape = found[each.tensor] = tuple(tensor_of(self.model, each.tensor).shape)
+                if shape[each.axis] < each.start + place.units * each.size:
+                    raise SlotError(
+                        f"slot {self.name!r} has {place.units} units, but {each.tensor!r} of shape "
+                        f"{list(shape)} has fewer; the slot belongs to another model."
+                    )
+        return found
 
     @property
     def group(self) -> Group:
@@ -262,20 +223,11 @@ class UnitSlot(SurgerySlot):
                 if each.entries.role is Role.READ:
                     tensor.narrow(each.entries.axis, *each.removed).mul_(alpha)
 
-    def draw_as_built(self) -> None:
-        """Draw the weights of all layers as in a model that was built this wide."""
-        draw_as_built(self.model, self._counts(self.life.live_units))
-
     def follow_blocks(self, edits: Edits, container: str, sources: Sequence[int]) -> None:
         """Follow a list of blocks that has other entries."""
         places = follow_blocks(self.places, container, sources)
-        names = dict.fromkeys(each.tensor for place in places for each in place.entries)
-        tensors = {name: tensor_of(self.model, name) for name in names}
-        parameters = {name for name, each in tensors.items() if isinstance(each, nn.Parameter)}
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         edits.set_attribute(self, "places", places)
-        edits.set_attribute(self, "shapes", shapes)
-        edits.set_attribute(self, "_parameters", parameters)
+        edits.set_attribute(self, "shapes", self._read_shapes(places))
 
     def require_unchanged(self) -> None:
         """Raise if a tensor has another size than growth has left it with."""
@@ -331,7 +283,7 @@ class UnitSlot(SurgerySlot):
         return sum(
             math.prod(shape_after(self.shapes[name], added)) - math.prod(self.shapes[name])
             for name, added in found.items()
-            if name in self._parameters
+            if isinstance(tensor_of(self.model, name), nn.Parameter)
         )
 
     def _make_scales(self) -> list[tuple[nn.Module, Scale]]:

@@ -80,11 +80,6 @@ class WeightLaw:
         else:
             weight.normal_(0.0, deviation, generator=generator)
 
-    def growth(self, before: tuple[int, int], after: tuple[int, int]) -> float:
-        """Return the factor between the deviations of a layer with other fans."""
-        old = self.deviation(*before)
-        return self.deviation(*after) / old if old > 0.0 else 1.0
-
 
 def _constant(deviation: float) -> Deviation:
     def at_every_width(fan_in: int, fan_out: int) -> float:

@@ -428,7 +428,7 @@ class Population:
             held.slots.n_germinated = seed.number
             self.apply(host, seed.action)
             if held.slots[slot].stage != Stage.FOSSILIZED:
-                held.slots.commit_start(slot)
+                held.slots.commit(slot)
         held.touch()
 
     def finish(self, host: int) -> None:

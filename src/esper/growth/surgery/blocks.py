@@ -16,13 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from esper.growth.dry_run import Call, record_calls
 from esper.growth.modules import named_modules
 from esper.growth.residual_blocks import (
     become_identity,
     draw_weights,
     find_identities,
-    main_output,
     read_affine,
     write_affine,
 )
@@ -70,15 +68,8 @@ def find_block_lists(
         if any(child.children())
     }
     blocks = {name: model.get_submodule(name) for name in names}
-    calls = record_calls(model, blocks, sample_input)
-    inputs: dict[str, int | str] = {}
-    for name in blocks:
-        try:
-            inputs[name] = _find_input(calls[name])
-        except ValueError as reason:
-            problems[name] = str(reason)
     found: dict[str, dict[int, BlockIdentity]] = {}
-    for name, identity in find_identities(model, inputs, sample_input).items():
+    for name, identity in find_identities(model, blocks, sample_input).items():
         if isinstance(identity, str):
             problems[name] = identity
         else:
@@ -248,25 +239,3 @@ def _move_norms(
 def _entries(module: nn.Module) -> dict[str, Any]:
     """Return the dictionary that holds a module's children; changing it changes the module."""
     return module.__dict__["_modules"]
-
-
-def _find_input(calls: Sequence[Call]) -> int | str:
-    """Return the argument of a block that its output is added to.
-
-    Raises:
-        ValueError: Saying why a copy cannot follow the block.
-    """
-    if len(calls) != 1:
-        raise ValueError(f"the model calls it {len(calls)} times per forward pass instead of once")
-    output = main_output(calls[0].output)
-    if output is None or output.ndim not in (2, 3, 4):
-        raise ValueError("it does not return a tensor of two to four axes")
-    given = calls[0].tensors()
-    key = next((key for key, x in given.items() if x.shape == output.shape), None)
-    if key is None:
-        shapes = ", ".join(str(list(x.shape)) for x in given.values()) or "no tensor"
-        shape = list(output.shape)
-        raise ValueError(f"it maps {shapes} to {shape}, so a copy cannot read what it returns")
-    if given[key]._version != calls[0].versions[key]:
-        raise ValueError("it changes its input in place")
-    return key

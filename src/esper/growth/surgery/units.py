@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,36 +66,6 @@ def remove_units(edits: Edits, counts: Mapping[Place, int]) -> None:
         runs = find_runs(old.shape, cuts)
         edits.replace(name, _without(old, cuts, runs), runs)
     _follow_sizes(edits, found, counts, sign=-1)
-
-
-@torch.no_grad()
-def draw_as_built(model: nn.Module, counts: Mapping[Place, int]) -> None:
-    """Draw the last units of places again, as in a model that was built this wide.
-
-    All weights of the layers, those of before included, are then distributed like those of such
-    layers, so what the model computes changes. Weights are drawn from torch's default generator.
-
-    Args:
-        model: The model, which has not been trained.
-        counts: How many of the units of each place are to be drawn.
-    """
-    for name, cuts in find_insertions({place: -n for place, n in counts.items()}).items():
-        layer: Any = model.get_submodule(name.rpartition(".")[0])
-        if is_keeper(layer):
-            continue
-        tensor = tensor_of(model, name)
-        runs = find_runs(tensor.shape, cuts)
-        old = _without(tensor.detach(), cuts, runs)
-        before, after = tensor_fans(layer, old), tensor_fans(layer, tensor)
-        law = WeightLaw.of(old, *before)
-        drawn = torch.empty_like(tensor)
-        law.draw(drawn, *after)
-        stay: Runs = {axis: tuple((a, a, n) for a, _, n in own) for axis, own in runs.items()}
-        tensor.copy_(write_old(drawn, tensor * law.growth(before, after), stay))
-        bias = getattr(layer, "bias", None)
-        if tensor.ndim > 1 and isinstance(bias, Tensor):
-            fan_in = before[0], before[0]
-            bias.mul_(WeightLaw.of(bias, *fan_in).growth(fan_in, (after[0], after[0])))
 
 
 def tensor_of(model: nn.Module, name: str) -> Tensor:
