@@ -255,3 +255,17 @@ def test_a_changed_byte_anywhere_in_a_large_file_is_detected(tmp_path: Path) -> 
             handle.seek(position)
             handle.write(bytes([byte]))
     assert load_checkpoint(path).step == 1
+
+
+def test_a_checkpoint_that_cannot_be_reached_is_damaged(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, 1)
+    manifest = tmp_path / "step-000000001" / "manifest.json"
+    manifest.unlink()
+    manifest.symlink_to("too long " * 100)  # what is forbidden to others is not to root
+    with (
+        pytest.warns(CheckpointWarning, match="step-000000001 is damaged"),
+        pytest.raises(CheckpointError, match="step-000000001"),
+    ):
+        folder.latest()
+    folder.save(_small(2), step=2)
+    assert folder.latest().step == 2

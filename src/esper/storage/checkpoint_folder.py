@@ -156,7 +156,7 @@ class CheckpointFolder:
 
     def _find(self) -> dict[int, Path]:
         """Return the folder of each step's checkpoint."""
-        return {step: path for step, path in self._folders() if (path / MANIFEST_FILE).exists()}
+        return {step: path for step, path in self._folders() if _is_complete(path)}
 
     def _folders(self) -> list[tuple[int, Path]]:
         """Return the folders that are named like a checkpoint, with their steps."""
@@ -172,7 +172,7 @@ class CheckpointFolder:
     def _remove_unfinished(self) -> None:
         """Remove what killed processes left behind, as far as possible."""
         for _, path in self._folders():
-            if not (path / MANIFEST_FILE).exists() and not path.is_symlink():
+            if not _is_complete(path) and not path.is_symlink():
                 with suppress(OSError):
                     CHECKPOINT.remove(path)
 
@@ -267,6 +267,17 @@ def _read_about(folder: Path, step: int) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise CHECKPOINT.damaged(folder, error) from error
     return about
+
+
+def _is_complete(path: Path) -> bool:
+    """Return whether a checkpoint has a manifest, or may have one that cannot be reached."""
+    try:
+        os.lstat(path / MANIFEST_FILE)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _load_first(found: list[tuple[int, Path]]) -> tuple[Loaded | None, Problems]:
