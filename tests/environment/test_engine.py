@@ -13,7 +13,7 @@ from esper.growth.slot_states import Outcome
 from esper.lifecycle.slot_arrays import NO_BLUEPRINT, SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
-from esper.populations import EpochReport
+from esper.populations import EpochTally
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observations import ObservationLayout
 
@@ -91,9 +91,7 @@ def test_the_first_best_epoch_counts_with_blended_seeds_unless_they_are_worse(
         if epoch == 0:
             episodes.start(every)
         else:
-            nothing = np.zeros(N)
-            trained = EpochReport(nothing, nothing, nothing, np.zeros((N, 1)), nothing, {})
-            flops = episodes.end_epoch(every, trained)
+            flops = episodes.end_epoch(every, EpochTally(N, 1))
             contribution = episodes.records.slots.contribution[:, 0]
             is_held = stage == Stage.HOLDING
             scores = np.nan_to_num(hosts.values, nan=-1.0)

@@ -18,7 +18,7 @@ from esper.growth.slot_states import Outcome
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.stages import Stage
-from esper.populations import EpochReport
+from esper.populations import EpochTally
 from esper.populations.host_data import Split
 from esper.stopwatch import Stopwatch
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -149,7 +149,11 @@ class Episodes(Generic[HostsT]):
         return ops, refusals
 
     def end_epoch(
-        self, hosts: list[int], trained: EpochReport, found: HostScores | None = None
+        self,
+        hosts: list[int],
+        trained: EpochTally,
+        found: HostScores | None = None,
+        train_losses: Floats | None = None,
     ) -> Floats:
         """End an epoch of some hosts: validate, measure seeds, record, and keep the best epoch.
 
@@ -157,6 +161,7 @@ class Episodes(Generic[HostsT]):
             hosts: The hosts that were trained.
             trained: What their training came to.
             found: What validation says; None to validate here.
+            train_losses: The mean losses that count, ``[N]``; None for those of the steps.
 
         Returns:
             FLOPs ``[N]`` of the epoch.
@@ -168,7 +173,8 @@ class Episodes(Generic[HostsT]):
         records = self.records
         records.was_restored[:] = False
         records.was_restored[list(trained.interventions)] = True
-        losses, norms = trained.losses[hosts], trained.gradient_norms[hosts]
+        losses = (trained.losses if train_losses is None else train_losses)[hosts]
+        norms = trained.gradient_norms[hosts]
         records.add_epoch(hosts, np.clip(found.scores, -1.0, 1.0), found.losses, losses, norms)
         records.slots.gradient_norm[hosts] = trained.seed_gradient_norms[hosts]
         records.gradient_noise[hosts] = trained.gradient_noise[hosts]

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -31,10 +30,10 @@ from esper.growing.averages import AverageKeeper
 from esper.growing.decisions import Decision, Trace, decision_of
 from esper.growing.epoch_results import EpochReader, EpochResults, require_function
 from esper.growing.own_episode import OwnEpisode
+from esper.growing.own_host import OwnHost
 from esper.growing.recording import Recording, own_training_config, start_recording
 from esper.growing.sampling import SampleCatcher
 from esper.growing.slots import place_same_slots, require_trainable
-from esper.growing.steps import Steps
 from esper.growth.dry_run import SampleInput
 from esper.growth.export import export
 from esper.growth.governor import Governor, GovernorReport
@@ -162,9 +161,8 @@ class Grower:
             raise ConfigError("ema does not work with a sharded model; leave it out.")
         self.ranks = Ranks(model)
         """The processes that train the model."""
-        averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
+        self._averages = [AverageKeeper(each, self._module) for each in _as_tuple(ema)]
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._steps = Steps(self._module, self.optimizers, self.scaler, averages, self.ranks)
         self._results = EpochReader(self.ranks)
         self._at, self._controller_name = at, controller
         self._recording: Recording | None = None
@@ -189,7 +187,7 @@ class Grower:
             GrowerError: If they are found in the first training step, which has not been done.
         """
         self._require_started()
-        return self._episode.hosts.slots
+        return self._host.slots
 
     @property
     def episode(self) -> OwnEpisode:
@@ -201,7 +199,7 @@ class Grower:
     def governor(self) -> Governor:
         """The governor, which blocks updates that would break the model."""
         self._require_started()
-        return self._steps.governor
+        return self._host.governor
 
     @property
     def was_limited(self) -> bool:
@@ -227,7 +225,7 @@ class Grower:
             None; or a report if the model was rolled back to its last good state instead.
         """
         self._require_started()
-        return self._steps.step(loss, accumulate, max_grad_norm)
+        return self._host.step(loss, accumulate, max_grad_norm)
 
     def check_loss(self, loss: Tensor | float) -> GovernorReport | None:
         """Roll the model back if a loss is NaN, infinite or far outside its range.
@@ -236,7 +234,7 @@ class Grower:
         if both return None by ``optimizer.step()`` and :meth:`commit`.
         """
         self._require_started()
-        return self._steps.check_loss(loss)
+        return self._host.check_loss(loss)
 
     def check_gradients(self, *, is_synced: bool = True) -> GovernorReport | None:
         """Average the gradients of seeds over all ranks, and roll back if one is not finite.
@@ -249,12 +247,12 @@ class Grower:
                 ``no_sync()``.
         """
         self._require_started()
-        return self._steps.check_gradients(is_synced=is_synced)
+        return self._host.check_gradients(is_synced=is_synced)
 
     def commit(self) -> None:
         """Note that the parameters are updated, after both checks were passed."""
         self._require_started()
-        self._steps.governor.commit()
+        self._host.governor.commit()
 
     def end_epoch(
         self,
@@ -291,35 +289,33 @@ class Grower:
         if score is None and validate is not None:
             score = validate()
         reshard(self._module)
-        steps, episode = self._steps, self._episode
-        governor, hosts = steps.governor, episode.hosts
-        found = self._results.read(train_loss, val_loss, score, steps.mean_loss)
-        steps.require_unchanged()
-        steps.flush()
-        hosts.refresh()
+        host, episode, governor = self._host, self._episode, self._host.governor
+        found = self._results.read(train_loss, val_loss, score, host.mean_loss)
+        host.require_unchanged()
+        host.flush()
+        host.refresh()
         validation = self._results.make_validation(validate)
         loss = found.finite_val_loss if found.finite_val_loss is not None else found.train_loss
-        scores = hosts.note_scores(found.score, loss)
+        scores = host.note_scores(found.score, loss)
         if episode.is_first:
-            episode.begin(scores, steps.first_loss)
-        with hosts.validated_by(validation):
+            episode.begin(scores, host.first_loss)
+        with host.validated_by(validation):
             given = math.nan if found.train_loss is None else found.train_loss
-            trained = replace(steps.tally.report(), losses=np.array([given]))
-            episode.end_epoch([0], trained, scores)
-        steps.note(governor.check_parameters() or governor.check_validation(found.val_loss))
+            episode.end_epoch([0], host.tally, scores, np.array([given]))
+        host.note(governor.check_parameters() or governor.check_validation(found.val_loss))
         self.epoch += 1
-        problems, n_losses = steps.problems, int(steps.tally.n_losses[0])
+        problems, n_losses = host.problems, int(host.tally.n_losses[0])
         episode.records.was_restored[0] = bool(problems)
         episode.add_costs(self._count_samples(), n_losses)
-        hosts.slots.tick()
+        host.slots.tick()
         governor.keep()
-        slots = hosts.refresh()
+        slots = host.refresh()
         self.last_slots = slots.states(0, episode.slot_config)
         decision = self._decide(found)
-        steps.note_growing()
-        steps.sync()
+        host.note_growing()
+        host.sync()
         self.was_rolled_back = bool(problems)
-        steps.start_epoch()
+        host.begin_epoch()
         self.trace.append(decision)
         if self._recording is not None:
             rate = float(self.optimizers[0].param_groups[0]["lr"])
@@ -342,9 +338,9 @@ class Grower:
                 "the first epoch."
             )
         found = self._results.read(None, val_loss, score, None)
-        episode.hosts.refresh()
-        episode.begin(episode.hosts.note_scores(found.score, found.finite_val_loss), None)
-        self._steps.governor.check_validation(found.val_loss)
+        self._host.refresh()
+        episode.begin(self._host.note_scores(found.score, found.finite_val_loss), None)
+        self._host.governor.check_validation(found.val_loss)
         decision = self._decide(found)
         self.trace.append(decision)
         if self._recording is not None:
@@ -412,7 +408,7 @@ class Grower:
     def batch_flops(self) -> float:
         """FLOPs of training the model as it is on one batch; 0 without a sample of its input."""
         self._require_started()
-        return self._sample.batch_size * self._episode.hosts.sample_flops()
+        return self._sample.batch_size * self._host.sample_flops()
 
     def export(self) -> nn.Module:
         """Return the model as a plain module, without anything of Esper.
@@ -434,21 +430,21 @@ class Grower:
         self._require_started()
         reshard(self._module)
         model = self._module.state_dict() if weights else {}
-        steps = self._steps
+        host = self._host
         return {
             "format": FORMAT,
             "epoch": self.epoch,
             "growth": json.dumps(describe_slots(self.slots)),
             "model": {name: tensor.detach().clone() for name, tensor in model.items()},
-            "optimizers": steps.keeper.state_dict(),
+            "optimizers": host.keeper.state_dict(),
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
-            "averages": [average.state_dict() for average in steps.averages],
+            "averages": [average.state_dict() for average in host.averages],
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "governor": steps.governor.state_dict(),
+            "governor": host.governor.state_dict(),
             "records": self._episode.records.state_dict(),
             "history": self._episode.history_dict(),
             "trace": json.dumps(self.trace.to_json()),
-            "first_losses": [steps.first_loss, self._results.first_val_loss],
+            "first_losses": [host.first_loss, self._results.first_val_loss],
             "is_finished": self.is_finished,
             "random": torch.get_rng_state(),
             "rank": self.ranks.number,
@@ -469,7 +465,7 @@ class Grower:
                 f"the state has format {state.get('format')!r}; this version of Esper reads format "
                 f"{FORMAT}."
             )
-        if self.epoch or self._steps.tally.n_losses[0]:
+        if self.epoch or (self._is_started and self._host.tally.n_losses[0]):
             raise GrowerError(
                 f"this Grower has trained for {self.epoch} epochs; load the state into a new one, "
                 "made with a new model and optimizer."
@@ -483,7 +479,6 @@ class Grower:
                 )
         remove_slots(self._module)
         restore_slots(self._module, json.loads(state["growth"]), self._follow)
-        self._steps.note_growing()
         self._start_deciding()
         try:
             self._module.load_state_dict(state["model"])
@@ -491,19 +486,19 @@ class Grower:
             raise GrowerError(
                 f"the state belongs to another model: {' '.join(str(error).split())}"
             ) from error
-        self._steps.keeper.load_state_dict(state["optimizers"])
+        self._host.keeper.load_state_dict(state["optimizers"])
         self._load_parts(state)
         self._episode.load_records(state["records"])
         self._episode.replay(state["history"])
         self.trace = Trace.from_json(json.loads(state["trace"]))
         self.epoch, self.is_finished = int(state["epoch"]), bool(state["is_finished"])
-        self._steps.first_loss, self._results.first_val_loss = state["first_losses"]
-        self._steps.governor.load_state_dict(state["governor"])
+        self._host.first_loss, self._results.first_val_loss = state["first_losses"]
+        self._host.governor.load_state_dict(state["governor"])
         if state["rank"] == self.ranks.number:
             torch.set_rng_state(state["random"])
 
     def _load_parts(self, state: Mapping[str, Any]) -> None:
-        for kind, own in (("schedulers", self.schedulers), ("averages", self._steps.averages)):
+        for kind, own in (("schedulers", self.schedulers), ("averages", self._host.averages)):
             if len(state[kind]) != len(own):
                 raise GrowerError(
                     f"the state has {len(state[kind])} {kind}, but this Grower has {len(own)}; "
@@ -516,7 +511,7 @@ class Grower:
 
     def _require_started(self) -> None:
         """Find the slots if that has not been done, and count FLOPs once there is a sample."""
-        if self._is_started and self._episode.hosts.meter is not None:
+        if self._is_started and self._host.meter is not None:
             return
         sample = self._sample.take()
         if not self._is_started:
@@ -549,14 +544,20 @@ class Grower:
                 "join; grow the model before fully_shard, use DistributedDataParallel, or give "
                 "esper.add_slots the names of blocks, for modules beside them."
             )
-        self._steps.follow(host_slots)
+        self._host = OwnHost(
+            self._module,
+            self.optimizers,
+            self.ranks,
+            scaler=self.scaler,
+            averages=self._averages,
+            max_parameters=self.max_parameters,
+            allow_finish=self.budget.flop_price > 0.0,
+        )
 
     def _start_deciding(self) -> None:
         """Make the governor and the controller of a model whose structure is followed."""
-        self._steps.governor = Governor(self.model, self.optimizers, ranks=self.ranks)
-        self._episode = episode = OwnEpisode(
-            self._module, slots(self._module), self.budget, self.ranks, self.max_parameters
-        )
+        self._host.watch(self.model)
+        self._episode = episode = OwnEpisode(self._host, self.budget, self.ranks)
         saved, given = self._saved, self._controller_name
         if saved is not None:
             episode.controller = saved.make(episode.slot_config)
@@ -573,11 +574,11 @@ class Grower:
     def _count_samples(self) -> int:
         """Return the number of samples of the epoch, on all ranks."""
         (size,) = self.ranks.mean(Call.END_EPOCH, [self._sample.batch_size])
-        n_batches = max(1, int(self._steps.tally.n_losses[0]))
+        n_batches = max(1, int(self._host.tally.n_losses[0]))
         return round(n_batches * cast(float, size) * self.ranks.count)
 
     def _decide(self, found: EpochResults) -> Decision:
-        episode, problems = self._episode, self._steps.problems
+        episode, problems = self._episode, self._host.problems
         op, heads, controller = Op.WAIT, list[int](), None
         if self.epoch >= self.epochs:
             why = "the budget is used up"
@@ -590,7 +591,7 @@ class Grower:
             controller,
             op,
             heads,
-            episode.hosts.refresh(),
+            self._host.refresh(),
             episode.slot_config,
             epoch=self.epoch,
             epochs=self.epochs,

@@ -143,6 +143,14 @@ class LossWatch:
             own[:] = other
         return twin
 
+    def of_host(self, host: int) -> LossWatch:
+        """Return the statistics of one host alone, which are these, not a copy."""
+        own = LossWatch(1, self.config)
+        own.count, own.mean, own.variance, own.first, own.n_calm, own.n_outliers = (
+            values[host : host + 1] for values in self._statistics()
+        )
+        return own
+
     def get_state(self, host: int = 0) -> list[float]:
         """Return the statistics of one host's losses."""
         return [float(values[host]) for values in self._statistics()]

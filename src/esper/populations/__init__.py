@@ -15,11 +15,11 @@ from esper.populations.population import (
     Population,
     make_population,
 )
-from esper.populations.tally import EpochReport
+from esper.populations.tally import EpochTally
 
 __all__ = [
     "CrossEntropy",
-    "EpochReport",
+    "EpochTally",
     "Evaluation",
     "FirstSeed",
     "Form",

@@ -16,7 +16,7 @@ from esper.config.growth import PopulationConfig
 from esper.errors import ConfigError, UnsupportedHostError, blame_user_code
 from esper.growth.footprint import forward_flops, training_step_flops
 from esper.growth.governor import Governor, GovernorReport, LossWatch
-from esper.growth.host_slots import Slot, slot_size, slots
+from esper.growth.host_slots import Slot, slot_size
 from esper.growth.modules import (
     count_parameters,
     named_parameters,
@@ -25,7 +25,7 @@ from esper.growth.modules import (
     seeded,
     unchanged_buffers,
 )
-from esper.growth.optimizers import OptimizerKeeper, copied_state
+from esper.growth.optimizers import copied_state
 from esper.growth.ranks import Ranks
 from esper.growth.sites import SlotSize
 from esper.growth.slot_states import SlotLife
@@ -40,6 +40,7 @@ from esper.populations.host_data import (
     sample_means,
 )
 from esper.populations.tally import EpochTally
+from esper.populations.trained_model import TrainedModel
 from esper.populations.vector_programs import NoProgramError, Program, TensorTable, write_program
 
 EVALUATION_BATCH = 512
@@ -155,8 +156,8 @@ class HostMemory:
         np.copyto(self._bytes, self._saved)
 
 
-class Host:
-    """A model that is trained, whatever trains it.
+class Host(TrainedModel):
+    """A model with data of its own, trained by torch or by the kernel.
 
     The kernel works on the model's own tensors, which are then views of one block of memory.
     """
@@ -171,12 +172,10 @@ class Host:
         name: str,
     ) -> None:
         """Prepare to train a new model by these settings, which the specification may override."""
-        self.model, self.spec, self.objective, self._name = model, spec, objective, name
-        self.config = config
         self.learning_rate = spec.learning_rate or config.learning_rate
-        self.slots = slots(model)
         self.optimizer = make_optimizer(model, config, self.learning_rate)
-        OptimizerKeeper(model, self.optimizer)
+        super().__init__(model, [self.optimizer])
+        self.spec, self.config, self.objective, self._name = spec, config, objective, name
         self.order = BatchOrder(
             spec.seed,
             len(spec.data.train_inputs),
@@ -193,7 +192,8 @@ class Host:
         self._programs: dict[Ablation | tuple[str, ...] | None, Program | str] = {}
         """By what is left out, or the slots whose seeds that are; None for training."""
         self._flops: dict[Ablation | None, float] = {}
-        self._governor: Governor | None = None
+        self._is_watched = False
+        """Whether there is a governor."""
         self._is_kept = False
         """Whether the governor's snapshot is the current state."""
         first = next(model.parameters(), None)
@@ -314,18 +314,15 @@ class Host:
             watch: The statistics of all hosts' losses.
             tally: What the epoch of all hosts comes to.
         """
-        governor = self._find_governor()
-        governor.watch.set_state(watch.get_state(number))
-        tally.start([number])
-        problem = self._train_batches(number, governor, tally) or governor.check_parameters()
-        if problem is not None:
-            tally.interventions[number] = problem
+        self._start_governor()
+        self.governor.watch = watch.of_host(number)
+        self.start_epoch(tally, number)
+        report = self._train_batches() or self.governor.check_parameters()
+        if report is not None:
+            tally.interventions[number] = report
             self._on_new_parameters()  # its optimizer's state was replaced
-        watch.set_state(governor.watch.get_state(), number)
 
-    def _train_batches(
-        self, number: int, governor: Governor, tally: EpochTally
-    ) -> GovernorReport | None:
+    def _train_batches(self) -> GovernorReport | None:
         """Train on all batches of an epoch; return the governor's report if it rolls back."""
         inputs, targets = self.spec.data.split("train")
         batches = torch.from_numpy(self.order.draw_epoch())
@@ -333,25 +330,22 @@ class Host:
         self.model.train()
         with seeded(self.order.noise_seed):
             for batch in batches:
-                self.optimizer.zero_grad()
                 loss = self._loss(inputs[batch], targets[batch])
-                tally.flops[number] += cost
-                if (problem := governor.step(loss)) is not None:
-                    return problem
-                tally.add_loss(number, loss.item())
-                norms = [slot.gradient_norm() for slot in self.slots.values()]
-                tally.add_norms(number, governor.gradient_norm, norms)
+                self.tally.flops[self.number] += cost
+                loss.backward()
+                if (report := self.step(loss)) is not None:
+                    return report
             with torch.no_grad(), unchanged_buffers(self.model):
                 value = self._loss(inputs[batches[-1]], targets[batches[-1]]).item()
-            return governor.check_loss(value)
+            return self.governor.check_loss(value)
 
-    def _find_governor(self) -> Governor:
-        if self._governor is None:
-            self._governor = Governor(self.model, self.optimizer, ranks=Ranks())
+    def _start_governor(self) -> None:
+        """Let the governor know the current state, which is good."""
+        if not self._is_watched:
+            self.governor = Governor(self.model, self.optimizer, ranks=Ranks())
         elif not self._is_kept:
-            self._governor.keep(is_good=True)
-        self._is_kept = True
-        return self._governor
+            self.governor.keep(is_good=True)
+        self._is_watched = self._is_kept = True
 
     def end_epoch(self, is_compiled: bool) -> None:
         """Keep the state after an epoch and the advance of the slots, which is good."""
@@ -359,8 +353,8 @@ class Host:
             self._is_kept = False
             if self.memory is not None:
                 self.memory.save()
-        elif self._governor is not None:
-            self._governor.keep()
+        elif self._is_watched:
+            self.governor.keep()
 
     def restore(self) -> None:
         """Undo an epoch of the kernel."""

@@ -39,7 +39,7 @@ from esper.populations.host_data import (
     join_states,
     split_states,
 )
-from esper.populations.tally import EpochReport, EpochTally
+from esper.populations.tally import EpochTally
 from esper.populations.vector_hosts import VectorHosts
 
 Form = Literal["auto", "compiled", "torch"]
@@ -229,7 +229,7 @@ class Population:
         """Return the size and the FLOPs of a host that is not part of the population."""
         return self._make_host(0, spec).costs
 
-    def train_epoch(self, hosts: Sequence[int] | None = None) -> EpochReport:
+    def train_epoch(self, hosts: Sequence[int] | None = None) -> EpochTally:
         """Train unfinished hosts, all by default, for one epoch and advance their slots.
 
         A host that the governor rolls back loses its uncommitted seeds; the others are not
@@ -254,7 +254,7 @@ class Population:
             if growing[host]:
                 held.slots.tick()
             held.end_epoch(is_own)
-        return tally.report()
+        return tally
 
     def _roll_back(self, host: int, reason: str) -> GovernorReport:
         """Restore the state of a host before the epoch and prune its uncommitted seeds."""

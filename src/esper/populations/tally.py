@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,30 +12,16 @@ from esper.arrays import Floats
 from esper.growth.governor import GovernorReport, LossWatch
 
 
-@dataclass(frozen=True, eq=False)
-class EpochReport:
-    """The results of one epoch of training for each host; zero for finished hosts."""
-
-    losses: Floats
-    """``[N]`` mean training loss."""
-    gradient_norms: Floats
-    """``[N]`` mean gradient norm."""
-    flops: Floats
-    """``[N]`` FLOPs of the training."""
-    seed_gradient_norms: Floats
-    """``[N, S]`` mean gradient norm of each slot's uncommitted seed; zero without one."""
-    gradient_noise: Floats
-    """``[N]`` standard deviation of the batches' gradient norms, relative to their mean."""
-    interventions: dict[int, GovernorReport]
-    """The governor's report for each host that was rolled back."""
-
-
 class EpochTally:
-    """Accumulates the losses, gradient norms and FLOPs of an epoch, for each host."""
+    """The losses, gradient norms and FLOPs of an epoch of training, for each host.
+
+    Means are over good steps: NaN for hosts without one, 0 for hosts that are not trained.
+    """
 
     def __init__(self, n_hosts: int, n_slots: int) -> None:
+        """Start an epoch in which no host is trained yet."""
         self.flops: Floats = np.zeros(n_hosts)
-        """FLOPs of the training."""
+        """``[N]`` FLOPs of the training."""
         self.n_losses: Floats = np.zeros(n_hosts)
         """Good losses so far."""
         self._losses, self._norms, self._squares, self._n_norms = np.zeros((4, n_hosts))
@@ -46,6 +31,7 @@ class EpochTally:
         self.failures: dict[int, str] = {}
         """Why hosts have to be rolled back."""
         self.interventions: dict[int, GovernorReport] = {}
+        """The governor's report for each host that was rolled back."""
 
     def start(self, hosts: Any = slice(None)) -> None:
         """Note that hosts are trained; the means of the others are 0."""
@@ -134,23 +120,27 @@ class EpochTally:
             self._is_alive[host] = False
             self.failures[host] = reason
 
-    def report(self) -> EpochReport:
-        """Return the means over good steps: NaN for hosts without one."""
-        means = self._mean(self._norms, self._n_norms)
-        spread = np.maximum(self._mean(self._squares, self._n_norms) - means * means, 0.0)
-        noise = np.divide(np.sqrt(spread), means, out=np.zeros_like(means), where=means != 0.0)
-        return EpochReport(
-            losses=self.mean_losses(),
-            gradient_norms=means,
-            flops=self.flops,
-            seed_gradient_norms=self._seed_norms / np.maximum(self._n_norms, 1.0)[:, None],
-            gradient_noise=noise,
-            interventions=self.interventions,
-        )
-
-    def mean_losses(self) -> Floats:
-        """Return the mean good loss of each host."""
+    @property
+    def losses(self) -> Floats:
+        """``[N]`` mean training loss."""
         return self._mean(self._losses, self.n_losses)
+
+    @property
+    def gradient_norms(self) -> Floats:
+        """``[N]`` mean gradient norm."""
+        return self._mean(self._norms, self._n_norms)
+
+    @property
+    def gradient_noise(self) -> Floats:
+        """``[N]`` standard deviation of the batches' gradient norms, relative to their mean."""
+        means = self.gradient_norms
+        spread = np.maximum(self._mean(self._squares, self._n_norms) - means * means, 0.0)
+        return np.divide(np.sqrt(spread), means, out=np.zeros_like(means), where=means != 0.0)
+
+    @property
+    def seed_gradient_norms(self) -> Floats:
+        """``[N, S]`` mean gradient norm of each slot's uncommitted seed; 0 without one."""
+        return self._seed_norms / np.maximum(self._n_norms, 1.0)[:, None]
 
     def _mean(self, sums: Floats, counts: Floats) -> Floats:
         means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
