@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.environment import make_env
 from esper.errors import BadDataError, ConfigError
 from esper.growth.host_slots import slots
 from esper.tasks import TaskDraw, digits_family, load_digits, make_task
@@ -235,12 +234,3 @@ def test_both_kinds_of_hosts_see_the_same_images() -> None:
 def test_unknown_hosts_and_widths_are_rejected(option: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"{option} is .*{value}"):
         make_task("digits-family", **{option: value})
-
-
-def test_mlps_and_cnns_are_grown_in_one_environment() -> None:
-    task = make_task("digits-family", host="both", n_epochs=1, batches_per_epoch=1)
-    envs = make_env(task, num_envs=2)
-    own = [len(slots(design.make_host(0))) for design in task.designs]
-    assert max(own) == task.max_slots
-    assert len(envs.growth.slot_config.slot_ids) == task.max_slots
-    assert {len(config.slot_ids) for config in envs.growth.hosts.slot_configs()} == {max(own)}

@@ -172,7 +172,7 @@ def test_the_final_comparison_uses_the_best_policy_and_the_deterministic_setting
     def run_trial(
         weights: dict[str, torch.Tensor], is_greedy: bool, *, is_final: bool
     ) -> tuple[float, ...]:
-        def make(envs: GrowthVectorEnv, _: int) -> LearnedController:
+        def make(envs: GrowthVectorEnv) -> LearnedController:
             policy = make_policy(config, envs.slot_config)
             policy.load_state_dict(weights)
             return LearnedController(policy, deterministic=is_greedy)

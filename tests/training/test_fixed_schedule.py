@@ -25,7 +25,6 @@ from esper.training.trials import (
     plan_growth,
     returns_by_stop,
 )
-from tests.joint_tasks import NAME
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
 
@@ -36,16 +35,15 @@ LONG = {**COSTLY, "budget__n_epochs": 12, "task_options": {"batches_per_epoch": 
 N_HOSTS = 4
 
 
-def trial_envs(config: RunConfig, part: int = 0, n_hosts: int = N_HOSTS) -> GrowthVectorEnv:
-    task = make_run_task(config).designs[part]
-    return make_trial_envs(config, task, n_hosts, is_final=False)
+def trial_envs(config: RunConfig, n_hosts: int = N_HOSTS) -> GrowthVectorEnv:
+    return make_trial_envs(config, make_run_task(config), n_hosts, is_final=False)
 
 
 def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
     """Return the best stopping epoch and the mean return of each, found by running each."""
     n_epochs = envs.task.budget.n_epochs
     means = [
-        float(run_episodes(envs, make_fixed([stop], envs, 0), seed=seed).returns.mean())
+        float(run_episodes(envs, make_fixed(stop, envs), seed=seed).returns.mean())
         for stop in range(n_epochs + 1)
     ]
     return int(np.argmax(means)), means
@@ -59,7 +57,7 @@ def test_one_training_gives_the_return_of_stopping_after_each_epoch(reward: str)
     np.testing.assert_allclose(returns.mean(1), means, atol=1e-9)
     assert best_stop(returns) == best
     assert 0 < best < envs.task.budget.n_epochs
-    grown = run_episodes(envs, make_fixed([12], envs, 0), seed=5)
+    grown = run_episodes(envs, make_fixed(12, envs), seed=5)
     assert (grown.op_counts[:, Op.GERMINATE] == len(envs.slot_config.slot_ids)).all()
 
 
@@ -96,7 +94,7 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
     n_epochs = envs.task.budget.n_epochs
     returns = returns_by_stop(envs, seed=5)
     assert best_stop(returns) == n_epochs
-    results = run_episodes(envs, make_fixed([2], envs, 0), seed=5)
+    results = run_episodes(envs, make_fixed(2, envs), seed=5)
     assert (results.op_counts[:, Op.WAIT] == n_epochs).all()
 
 
@@ -111,7 +109,7 @@ def test_the_schedule_runs_before_the_first_round_and_is_recorded_with_each_eval
     ]
     progress = trainer.parts.progress
     best, means = best_by_trying(trial_envs(config), TRIAL_SEED)
-    assert progress.fixed_stops == [best]
+    assert progress.fixed_stop == best
     assert progress.fixed_return == records[1].ep_rew_mean
     assert progress.fixed_return == pytest.approx(means[best], abs=1e-9)
     assert [r.fixed_reward for r in records] == [None, None, *[progress.fixed_return] * 2]
@@ -140,37 +138,11 @@ def test_the_first_evaluation_that_beats_the_schedule_is_recorded_once(
     assert trainer.parts.progress.passed_round == 3
 
 
-def joint_config(batches: int, n_epochs: int = 7) -> RunConfig:
-    few = {"evaluation__n_eval_episodes": 5, "evaluation__n_final_episodes": 5, "envs": 5}
-    short = {"rounds": 1, "n_steps": 2, "budget__n_epochs": n_epochs, **COSTLY}
-    return tiny_config(task=NAME, task_options={"batches_per_epoch": batches}, **few | short)
-
-
-def test_each_design_has_its_own_schedule_and_stopping_epoch() -> None:
-    config, shares = joint_config(4), list[float]()
-    tried = Trials(config, make_run_task(config), StopRequest())
-    stops = tried.find_stops(shares.append)
-    own = [trial_envs(config, 0, 3), trial_envs(config, 1, 2)]
-    best = [
-        best_by_trying(envs, TRIAL_SEED + first)[0] for envs, first in zip(own, (0, 3), strict=True)
-    ]
-    assert stops == best
-    assert stops[0] != stops[1]
-    assert shares == sorted(shares)
-    results, _ = tried.run(partial(make_fixed, (1, 2)))
-    hand = [
-        run_episodes(envs, make_fixed([stop], envs, 0), seed=TRIAL_SEED + first).returns
-        for envs, stop, first in zip(own, (1, 2), (0, 3), strict=True)
-    ]
-    np.testing.assert_array_equal(results.returns, np.concatenate(hand))
-    assert results.n_epochs.tolist() == [1, 1, 1, 2, 2]
-
-
 def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, seen = joint_config(1, 4), Seen()
-    monkeypatch.setattr(Trials, "find_stops", lambda *_: [1, 3])
+    config, seen = tiny_config(rounds=1, n_steps=2, budget__n_epochs=4, **COSTLY), Seen()
+    monkeypatch.setattr(Trials, "find_stop", lambda *_: 3)
     run = train(config, run_dir=tmp_path / "run", watchers=[seen])
     final = next(
         record
@@ -179,9 +151,9 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
         and (record.arm, record.purpose) == ("fixed", "final")
     )
     trials = Trials(config, make_run_task(config), StopRequest(), is_final=True)
-    hand, _ = trials.run(partial(make_fixed, (1, 3)))
+    hand, _ = trials.run(partial(make_fixed, 3))
     assert final.ep_rew_mean == hand.returns.mean()
-    assert final.n_epochs_mean == (3 * 1 + 2 * 3) / 5
+    assert final.n_epochs_mean == 3
     assert run.summary is not None
     assert [arm.name for arm in run.summary.arms][3] == "fixed"
     # The first sentences are about the best baseline, whichever that is, and those worse.
@@ -196,7 +168,7 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
     assert ("did not pass" not in about[1]) == about[1].endswith("after round 1.") == passed
 
 
-@pytest.mark.parametrize("method", ["find_stops", "run"])
+@pytest.mark.parametrize("method", ["find_stop", "run"])
 def test_a_stop_takes_effect_between_two_steps_of_the_schedule(method: str) -> None:
     config, stop, shares = tiny_config(**COSTLY), StopRequest(), list[float]()
 
@@ -206,7 +178,7 @@ def test_a_stop_takes_effect_between_two_steps_of_the_schedule(method: str) -> N
             stop.ask("enough")
 
     tried = Trials(config, make_run_task(config), stop)
-    what = [partial(make_fixed, (10,))] if method == "run" else []
+    what = [partial(make_fixed, 10)] if method == "run" else []
     with pytest.raises(Stopped):
         getattr(tried, method)(*what, show)
     assert shares == pytest.approx([0.0, 0.1, 0.2, 0.3])

@@ -25,7 +25,6 @@ from esper.training.setup import make_agent, make_run_task
 from esper.training.shards import GrowthShard, Position, ShardedRollout, plan_shards
 from esper.training.worker_pool import Pool, ProcessPool
 from esper.training.workers import WARM_UP, make_pool
-from tests.joint_tasks import NAME
 from tests.shared_pool import SharedPool, shared_pool
 from tests.training.tiny import Seen, liveliness, run_digests, tiny_config
 
@@ -143,26 +142,15 @@ def test_one_shard_is_the_run_as_it_was(tmp_path: Path) -> None:
 def test_shards_share_out_hosts_and_their_draws() -> None:
     config = sharded(envs=7, envs_per_shard=3)
     task = make_run_task(config)
-    specs = plan_shards(config, task)
-    assert [(spec.first, spec.n_envs, spec.design) for spec in specs] == [
-        (0, 2, 0),
-        (2, 3, 0),
-        (5, 2, 0),
+    specs = plan_shards(config)
+    assert [(spec.first, spec.n_envs) for spec in specs] == [
+        (0, 2),
+        (2, 3),
+        (5, 2),
     ]
-    whole = GrowthShard(plan_shards(tiny_config(envs=7), task)[0], task)
+    whole = GrowthShard(plan_shards(tiny_config(envs=7))[0], task)
     drawn = [GrowthShard(spec, task).envs.growth.records.draw_seed for spec in specs]
     np.testing.assert_array_equal(np.concatenate(drawn), whole.envs.growth.records.draw_seed)
-
-
-def test_shards_have_hosts_of_one_design() -> None:
-    config = sharded(task=NAME, task_options={}, envs=7, envs_per_shard=2)
-    task = make_run_task(config)
-    specs = plan_shards(config, task)
-    counts = task.share_out(7)
-    assert sum(spec.n_envs for spec in specs) == 7
-    for design, count in enumerate(counts):
-        assert sum(spec.n_envs for spec in specs if spec.design == design) == count
-    assert all(len(GrowthShard(spec, task).envs.task.designs) == 1 for spec in specs)
 
 
 def test_actions_of_shards_are_drawn_independently() -> None:
@@ -181,7 +169,7 @@ def slot_config() -> Any:
 def test_a_collection_is_a_function_of_shard_weights_and_state() -> None:
     config = sharded(envs=4)
     task, weights = make_run_task(config), make_agent(config, slot_config())
-    specs = plan_shards(config, task)
+    specs = plan_shards(config)
 
     def rollout() -> ShardedRollout:
         made = ShardedRollout(Pool(), specs, task)

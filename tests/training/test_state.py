@@ -21,7 +21,6 @@ NOT_MISSED = {
     "shards/*/envs/records/slots/gradient_norm": EVERY_STEP,
     "shards/*/envs/records/seed_parameters": EVERY_STEP,
     "shards/*/envs/made_with/growth": "a missing one counts as None, which it is",
-    "shards/*/envs/made_with/variants": "a missing one counts as None, which it is",
     "shards/*/envs/made_with/max_episode_steps": "a missing one counts as None, which it is",
     "shards/*/envs/made_with/episode_seconds": "a missing one counts as None, which it is",
     "best_policy/blueprints/*": "describes the controller to others",

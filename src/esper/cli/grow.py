@@ -167,7 +167,7 @@ def _read_target(options: GrowOptions) -> dict[str, int] | None:
 
 
 def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:
-    """Return the task a controller was trained on, with its budget and without variants."""
+    """Return the task a controller was trained on, with its budget."""
     from esper.tasks.registry import create_task
 
     name = str(saved.origin.get("task", "digits"))
@@ -175,7 +175,7 @@ def _learned_task(saved: SavedController, *, allow_code: bool) -> Task:
     source = f"controller {saved.name!r}"
     require_trusted_task(name, task_options, source=source, allow_code=allow_code)
     task = create_task(name, task_options)
-    return replace(task, budget=saved.budget, variants=())
+    return replace(task, budget=saved.budget)
 
 
 def _print_growth(timeline: Sequence[Decision], summary: GrowthSummary) -> None:

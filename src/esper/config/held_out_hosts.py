@@ -36,7 +36,6 @@ class HostNumbers:
 
 
 MAX_TRIAL_HOSTS = 50_000
-"""Maximum hosts in the comparison at the end of a training run, which start at number 0. Runs with
-several tasks use a few more, still far below 100,000."""
+"""Maximum hosts in the comparison at the end of a training run, which start at number 0."""
 EVALUATION_HOSTS = HostNumbers("evaluations and comparisons", 100_000, 200_000)
 HEADROOM_HOSTS = HostNumbers("headroom", 200_000, 300_000)

@@ -93,13 +93,12 @@ class GrowthEpisodes(Episodes[Hosts]):
         rewards: RewardConfig | None = None,
         final_split: FinalSplit = "validation",
     ) -> None:
-        """Start an episode for each draw seed; the hosts of a task's variants come last.
+        """Start an episode for each draw seed.
 
         The arguments are those of :class:`~esper.environment.vector_env.GrowthVectorEnv`.
 
         Raises:
-            TaskError: If there are fewer seeds than designs, or the designs differ in slots or
-                blueprints.
+            TaskError: If the hosts differ in slots or blueprints.
         """
         self.task = task
         self._form: Form = form
@@ -111,8 +110,8 @@ class GrowthEpisodes(Episodes[Hosts]):
         self._has_baselines = self.rewards.reward in RELATIVE_REWARDS
         if self._has_baselines and not task.draws_designs:
             raise ConfigError(
-                f"reward is {self.rewards.reward!r} and task {task.name!r} trains all hosts of a "
-                "design together; use 'dense' or 'sparse', or a task that draws designs, such as "
+                f"reward is {self.rewards.reward!r} and task {task.name!r} trains all hosts "
+                "together; use 'dense' or 'sparse', or a task that draws designs, such as "
                 "prior."
             )
         n_baseline = task.budget.n_epochs + 1 if self._has_baselines else 0

@@ -1,7 +1,7 @@
 """The hosts of episodes: what was drawn for each, and the population that trains them.
 
-Hosts may be of several designs. Their slots are padded to the number of the hosts with the most:
-the slots that a host lacks are dormant for ever and no blueprint fits them.
+Draws may have hosts of several designs. Their slots are padded to the number of the hosts with the
+most: the slots that a host lacks are dormant for ever and no blueprint fits them.
 
 Shapes: N = hosts, S = slots.
 """
@@ -33,7 +33,7 @@ from esper.tasks import Metric, Task, TaskDraw
 
 
 class Hosts:
-    """All hosts of a task; those of its variants come last."""
+    """All hosts of a task."""
 
     def __init__(
         self, task: Task, draw_seeds: Sequence[int], *, form: Form, final_split: FinalSplit
@@ -41,24 +41,12 @@ class Hosts:
         """Make a host for each draw seed.
 
         Raises:
-            TaskError: If there are fewer hosts than designs, or the designs differ in slots or
-                blueprints.
+            TaskError: If the hosts differ in slots or blueprints.
         """
-        n_designs, self.n_hosts = len(task.designs), len(draw_seeds)
-        if self.n_hosts < n_designs:
-            raise TaskError(
-                f"num_envs is {self.n_hosts} and task {task.name!r} has {n_designs} host designs; "
-                f"use at least {n_designs} environments, or a task with one design, such as "
-                "digits-family with host='mlp'."
-            )
-        self.task = task
+        self.task, self.n_hosts = task, len(draw_seeds)
         self._final_split: FinalSplit = final_split
-        counts = task.share_out(self.n_hosts)
-        pairs = zip(task.designs, counts, strict=True)
-        self.designs: list[Task] = [design for design, count in pairs for _ in range(count)]
-        """The task of each host, which is a variant for some."""
-        self._fixed_data: dict[int, HostData] = {}
-        drawn = [self._draw(host, seed) for host, seed in enumerate(draw_seeds)]
+        self._fixed_data: HostData | None = None
+        drawn = [self._draw(seed) for seed in draw_seeds]
         self.draws: list[TaskDraw] = [draw for draw, _ in drawn]
         """The draw that each host learns from."""
         self.population = Population(
@@ -67,36 +55,33 @@ class Hosts:
         self._kept: dict[int, tuple[HostState, bool]] = {}
         """The state after the epoch that counts, and whether its blended seeds are kept."""
         self._references: list[HostCosts] = []
-        for host, (_, spec) in enumerate(drawn):
-            is_same = host > 0 and self.designs[host] is self.designs[host - 1]
+        for _, spec in drawn:
+            is_known = self._references and not task.draws_designs
             self._references.append(
-                self._references[-1]
-                if is_same and not task.draws_designs
-                else self._measure_reference(host, spec)
+                self._references[-1] if is_known else self._measure_reference(spec)
             )
         self.slot_config: SlotConfig = self._find_slots(0)
         """The slots of the first hosts; others may name theirs differently."""
         self._slot_configs = [self.slot_config]
         for host in range(1, self.n_hosts):
-            is_same = not task.draws_designs and self.designs[host] is self.designs[host - 1]
-            self._slot_configs.append(self._slot_configs[-1] if is_same else self._find_slots(host))
+            own = self._find_slots(host) if task.draws_designs else self.slot_config
+            self._slot_configs.append(own)
             self._require_same_slots(host)
         self._joint_masks: JointMasks | None = None
-        if n_designs > 1 or task.draws_designs:
-            if task.draws_designs:
-                names = tuple(f"slot.{number}" for number in range(task.max_slots))
-                self.slot_config = SlotConfig(names, blueprints=self.slot_config.blueprints)
+        if task.draws_designs:
+            names = tuple(f"slot.{number}" for number in range(task.max_slots))
+            self.slot_config = SlotConfig(names, blueprints=self.slot_config.blueprints)
             self._joint_masks = JointMasks(self.slot_config, self.n_hosts)
             for host, config in enumerate(self._slot_configs):
                 self._joint_masks.set_slots(slice(host, host + 1), config)
 
-    def _draw(self, host: int, seed: int) -> tuple[TaskDraw, HostSpec]:
+    def _draw(self, seed: int) -> tuple[TaskDraw, HostSpec]:
         """Return the draw and specification of a seed's host; fixed data are shared."""
-        task = self.designs[host]
+        task = self.task
         draw = task.sample(seed)
-        data = self._fixed_data.get(id(task)) or make_host_data(draw, self._final_split)
+        data = self._fixed_data or make_host_data(draw, self._final_split)
         if task.data is not None:
-            self._fixed_data[id(task)] = data
+            self._fixed_data = data
         return draw, HostSpec(
             seed=seed,
             data=data,
@@ -109,43 +94,42 @@ class Hosts:
             growth=task.growth,
         )
 
-    def _measure_reference(self, host: int, spec: HostSpec) -> HostCosts:
+    def _measure_reference(self, spec: HostSpec) -> HostCosts:
         """Return the costs of the host that those of a host are relative to."""
-        task = self.designs[host]
+        task = self.task
         own = spec if task.draws_designs else replace(spec, build=task.make_host)
         return self.population.measure(own)
 
     def _find_slots(self, host: int) -> SlotConfig:
         """Return the slots of a host, and those that it lacks."""
-        own, design = self.population.slot_config_of(host), self.designs[host]
-        alike = [other for other in range(self.n_hosts) if self.designs[other] is design]
-        prices = map(self.price, [host] if self.task.draws_designs else alike)
-        is_paid = design.budget.parameter_rent > 0.0 or any(prices)
+        own, task = self.population.slot_config_of(host), self.task
+        prices = map(self.price, [host] if task.draws_designs else range(self.n_hosts))
+        is_paid = task.budget.parameter_rent > 0.0 or any(prices)
         # Without costs a host trains to the end.
-        return _padded(replace(own, allow_finish=own.allow_finish and is_paid), design.max_slots)
+        return _padded(replace(own, allow_finish=own.allow_finish and is_paid), task.max_slots)
 
     def _require_same_slots(self, host: int) -> None:
-        """Reject a design that a controller of the first design could not steer."""
+        """Reject a host that a controller of the first host could not steer."""
         first, other = self._slot_configs[0], self._slot_configs[host]
-        what = f"a host of variant {self.designs[host].name!r} of task {self.task.name!r}"
+        what = f"a host of task {self.task.name!r}"
         if other.max_slots != first.max_slots:
             raise TaskError(
-                f"{what} has {other.max_slots} slots; it must have {first.max_slots}, like the "
-                "task's own hosts."
+                f"{what} has {other.max_slots} slots and another {first.max_slots}; max_slots "
+                "must be those of the host with the most."
             )
         if other.blueprints != first.blueprints:
             raise TaskError(
                 f"{what} has blueprints {', '.join(other.blueprints)}; they must be "
-                f"{', '.join(first.blueprints)}, like those of the task's own hosts."
+                f"{', '.join(first.blueprints)}, like those of the others."
             )
 
     def metric(self, host: int) -> Metric:
         """Return what the scores of a host measure."""
-        return self.draws[host].metric or self.designs[host].metric
+        return self.draws[host].metric or self.task.metric
 
     def price(self, host: int) -> float:
         """Return the price of a reference run's FLOPs for a host."""
-        task, own = self.designs[host], self.draws[host].flop_price
+        task, own = self.task, self.draws[host].flop_price
         return own if task.draws_price and own is not None else task.budget.flop_price
 
     def n_epochs(self, host: int) -> int:
@@ -167,39 +151,26 @@ class Hosts:
 
     def restart(self, host: int, seed: int) -> None:
         """Replace a host by that of another draw seed."""
-        self.draws[host], spec = self._draw(host, seed)
+        self.draws[host], spec = self._draw(seed)
         self.population.restart(host, spec)
         if self.task.draws_designs:
-            self._references[host] = self._measure_reference(host, spec)
+            self._references[host] = self._measure_reference(spec)
             self._slot_configs[host] = self._find_slots(host)
             assert self._joint_masks is not None, "the hosts have several designs"
             self._joint_masks.set_slots(slice(host, host + 1), self._slot_configs[host])
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return everything that determines the hosts of each design, as plain values."""
-        return [
-            self._describe(first, self.n_hosts)
-            if self.task.draws_designs
-            else self._describe(first, sum(own is self.designs[first] for own in self.designs))
-            for first in self.first_of_designs()
-        ]
-
-    def first_of_designs(self) -> list[int]:
-        """Return the first host of each design of the task."""
-        return [self.designs.index(design) for design in self.task.designs]
-
-    def _describe(self, host: int, n_hosts: int) -> dict[str, Any]:
-        task, config = self.designs[host], self._slot_configs[host]
+    def describe(self) -> dict[str, Any]:
+        """Return everything that determines the hosts, as plain values."""
+        task, config = self.task, self._slot_configs[0]
         return {
             "task": task.name,
             "data": data_digest(task.sample(0)),
-            "host": None if task.draws_designs else self._references[host].host_parameters,
+            "host": None if task.draws_designs else self._references[0].host_parameters,
             "budget": asdict(task.budget),
             "training": asdict(task.training),
             "growth": None if task.growth is None else asdict(task.growth),
             "slots": None if task.draws_designs else list(config.slot_ids),
             "blueprints": list(config.blueprints),
-            "n_hosts": n_hosts,
         }
 
     def masks(self) -> ActionMasks:

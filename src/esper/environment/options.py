@@ -30,8 +30,7 @@ def find_task(task: str | Task, options: dict[str, Any]) -> Task:
             f"options {', '.join(options)} only apply to a task given by name; "
             "pass them to make_task instead."
         )
-    for design in task.designs:
-        design.require_variety()
+    task.require_variety()
     return task
 
 

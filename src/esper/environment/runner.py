@@ -174,5 +174,4 @@ def _unwrap(envs: object) -> GrowthVectorEnv:
         raise UnsupportedEnvironmentError(
             "envs resets automatically; make it with autoreset=False to run one episode each."
         )
-    base.task.require_one_design("a controller's trial")
     return base

@@ -56,8 +56,6 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
     choices is legal: an illegal one is treated as wait and flagged in ``info["illegal_action"]``.
     :attr:`masks` holds the exact masks, which Esper's own policies sample from.
 
-    If the task has variants, the last environments grow the variants' hosts.
-
     Examples:
         >>> envs = esper.GrowthVectorEnv("spirals", 2)
         >>> observations, info = envs.reset(seed=0)
@@ -254,17 +252,15 @@ class GrowthVectorEnv(VectorEnv[NDArray[np.float32], NDArray[np.int64], NDArray[
         self._has_seeds = state["facts"]["has_seeds"]
 
     @cached_property
-    def _group_descriptions(self) -> list[dict[str, Any]]:
-        """What determines the hosts of each design; computed once, as it hashes the data."""
+    def _description(self) -> dict[str, Any]:
+        """What determines the hosts; computed once, as it hashes the data."""
         return self.growth.hosts.describe()
 
     def _arguments(self) -> dict[str, Any]:
         """Return what must be equal for one environment to load the state of another."""
-        own, *variants = self._group_descriptions
         return {
             "num_envs": self.num_envs,
-            **{name: value for name, value in own.items() if name != "n_hosts"},
-            "variants": variants or None,
+            **self._description,
             "purpose": self.purpose,
             "final_split": self.final_split,
             "rewards": asdict(self.rewards),

@@ -317,7 +317,6 @@ def other_rules(saved: SavedController, first: SavedController) -> str:
 def _make_task(task: str | Task, options: dict[str, Any], saved: Sequence[SavedController]) -> Task:
     """Return a task of one design, with the growth rules of the controllers, if recorded."""
     made = find_task(task, options)
-    made.require_one_design("an evaluation")
     if made.draws_designs:
         raise TaskError(
             f"task {made.name!r} draws hosts of different designs, but an evaluation needs hosts of"

@@ -258,7 +258,7 @@ def check_study(study: Study, *, allow_code: bool = False) -> bool:
     for name, settings in known.items():
         try:
             sourced, task = resolve_task(settings)
-            envs = GrowthVectorEnv(task, len(task.designs), reward=sourced.config.rewards)
+            envs = GrowthVectorEnv(task, 1, reward=sourced.config.rewards)
             make_policy(sourced.config, envs.slot_config)
         except EsperError as error:
             raise ConfigError(f"{study.source}, configuration {name!r}: {error}") from error

@@ -121,9 +121,8 @@ class Recording:
             if self._slots is None:
                 self._slots = SlotArrays.blank(*slots.stage.shape)
                 if not self._writer.describes_run():
-                    hosts = {0: episode.hosts.model}
-                    name = self.folder.name
-                    self._writer.write(run_record(self._config, episode.slot_config, hosts, name))
+                    host, name = episode.hosts.model, self.folder.name
+                    self._writer.write(run_record(self._config, episode.slot_config, host, name))
             at = {"round": after.epoch, "step": after.epoch, **_PLACE}
             seed = {"draw_seed": self._config.seed}
             records: list[Record] = [self._step_record(episode, at, before, after, slots)]

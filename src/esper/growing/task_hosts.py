@@ -45,7 +45,7 @@ from esper.tasks import Task
 from esper.training.lookup import PROGRESSIVE, PROGRESSIVE_GROWTH, AnyController, find_controller
 from esper.training.run import Run
 from esper.training.setup import make_run_task, make_trial_envs
-from esper.training.trials import TRIAL_SEED, trial_parts
+from esper.training.trials import TRIAL_SEED
 
 
 def grow_task(
@@ -97,9 +97,7 @@ def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
     run.require_trusted_task(allow_code=allow_code)
     best = summary.best_host
     task = make_run_task(run.config)
-    parts = trial_parts(task, run.config.evaluation.n_final_episodes)
-    design = next(part.design for part in reversed(parts) if part.first <= best.number)
-    envs = make_trial_envs(run.config, task.designs[design], 1, is_final=True)
+    envs = make_trial_envs(run.config, task, 1, is_final=True)
     actions = np.array(best.actions, np.int64).reshape(1, -1, len(HEAD_NAMES))
     return _grow_host(envs, Replay(actions), TRIAL_SEED + best.number, ignore_step)
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from esper.config.catalogue import TASKS
 from esper.config.checks import require_choice
 from esper.config.growth import Budget, CNNHostConfig, GrowthConfig, MLPHostConfig, PopulationConfig
-from esper.errors import ConfigError
 from esper.growth.hosts import HostMaker
 from esper.tasks.data import TaskData, TaskDraw, log_uniform
 from esper.tasks.digits import digit_splits, standard_digits
@@ -33,11 +32,6 @@ LABEL_NOISE = (0.0, 0.4)
 INPUT_NOISE = (0.0, 0.3)
 LEARNING_RATES = (1e-3, 3e-2)
 N_NOISE_ROWS = 2**13
-CNN_SHARE = 0.06
-"""The share of environments with CNNs if ``host`` is ``"both"``."""
-
-N_CNN_SLOTS = 4
-"""Slots of a CNN; MLPs have one fewer, because none of their lists can get longer."""
 GROWTH = GrowthConfig(
     min_training_epochs=0, min_holding_epochs=0, advances_alone=True, max_widening=8.0
 )
@@ -115,22 +109,12 @@ def make_digits_family(
     """Return the task ``digits-family``.
 
     Args:
-        host: The hosts: "mlp", "cnn", or "both" for MLPs and a few CNNs.
+        host: The hosts, "mlp" or "cnn".
         width: Hidden units of all hosts; None to draw them.
         n_epochs: Epochs per episode.
         batches_per_epoch: Batches per epoch; None for one pass over the data.
     """
-    require_choice("host", host, (*HOST_KINDS, "both"))
-    variants: tuple[tuple[Task, float], ...] = ()
-    if host == "both":
-        if width is not None:
-            raise ConfigError(
-                f"host is 'both' and width is {width!r}; give a width only with 'mlp' or 'cnn'."
-            )
-        cnns = make_digits_family(
-            host="cnn", n_epochs=n_epochs, batches_per_epoch=batches_per_epoch
-        )
-        host, variants = "mlp", ((cnns, CNN_SHARE),)
+    require_choice("host", host, HOST_KINDS)
     kind = HOST_KINDS[host]
     if width is not None:
         require_choice("width", width, kind.widths)
@@ -148,8 +132,6 @@ def make_digits_family(
         ),
         growth=GROWTH,
         summary=TASKS["digits-family"],
-        variants=variants,
-        max_slots=N_CNN_SLOTS if variants else 0,
         test_pool=len(_pools().rows[-1]),
     )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated
 
 from torch import nn
 
-from esper.config.checks import Bounds, Seed, Settings, check
+from esper.config.checks import Seed, Settings, check
 from esper.config.growth import Budget, GrowthConfig, PopulationConfig
 from esper.errors import ConfigError, TaskError
 from esper.growth.hosts import HostMaker
@@ -17,8 +16,6 @@ from esper.populations.host_data import CrossEntropy, SquaredError
 from esper.tasks.data import Samples, TaskData, TaskDraw, check_classes, check_data, check_forms
 from esper.tasks.metrics import ACCURACY, Metric
 from esper.tasks.user_code import call_with_seed, checked_host_maker, require_function_of_seed
-
-Share = Annotated[float, Bounds(above=0.0, maximum=1.0)]
 
 MAX_BATCHES = 100_000_000
 """Maximum batches of an episode, which take hours even for the smallest hosts."""
@@ -65,15 +62,12 @@ class Task(Settings):
     """A short description of the task."""
     needs_all_classes: bool = True
     """Whether each split must have a sample of each class."""
-    variants: tuple[tuple[Task, Share], ...] = ()
-    """Tasks with hosts of other designs for the same controller, each with its share of the
-    environments. All use the budget of this task."""
     draws_price: bool = False
     """Whether the prices of draws count, instead of the budget's."""
     draws_designs: bool = False
     """Whether draws have hosts of different designs, with 1 to ``max_slots`` slots."""
     max_slots: int = 0
-    """Slots that all hosts are padded to, if they are of several designs with different slots."""
+    """Slots that all hosts are padded to, if draws have hosts of different designs."""
     test_pool: int | None = None
     """Test samples that all draws choose from; None if each draw has its own. Fixed data are
     always shared."""
@@ -89,7 +83,6 @@ class Task(Settings):
         except ConfigError as error:
             raise TaskError(f"task {self.name!r}: {error}") from error
         self._require_end()
-        self._check_variants()
         if self.n_classes is not None:
             if self.data is None:
                 raise TaskError(
@@ -147,61 +140,6 @@ class Task(Settings):
     def shared_tests(self) -> int | None:
         """Test samples that all hosts share; None if each draw has its own."""
         return self.test_pool if self.data is None else len(self.data.test.targets)
-
-    @cached_property
-    def designs(self) -> tuple[Task, ...]:
-        """The task without variants, then each variant with the task's budget."""
-        if not self.variants:
-            return (self,)
-        others = [replace(variant, budget=self.budget) for variant, _ in self.variants]
-        return (replace(self, variants=()), *others)
-
-    def share_out(self, n_hosts: int, *, minimum: int = 1) -> list[int]:
-        """Return the number of hosts of each design, by its share; the first gets the rest.
-
-        Args:
-            n_hosts: Total number of hosts; exceeded if it is too small for ``minimum`` of each.
-            minimum: Minimum number of hosts of each design, if there are several.
-        """
-        if not self.variants:
-            return [n_hosts]
-        shares = [share for _, share in self.variants]
-        wanted = [n_hosts * (1.0 - sum(shares)), *(n_hosts * share for share in shares)]
-        counts = [minimum] * len(wanted)
-        for _ in range(n_hosts - sum(counts)):
-            missing = [target - count for target, count in zip(wanted, counts, strict=True)]
-            counts[missing.index(max(missing))] += 1
-        return counts
-
-    def require_one_design(self, what: str) -> None:
-        """Reject a task with variants.
-
-        Raises:
-            TaskError: Naming ``what``, which needs hosts of one design, and the variants.
-        """
-        if self.variants:
-            names = ", ".join(repr(variant.name) for variant, _ in self.variants)
-            raise TaskError(
-                f"task {self.name!r} has the variants {names}; {what} needs hosts of one design. "
-                "Use one of task.designs, or create the task without variants: digits-family with "
-                "host 'mlp' or 'cnn'."
-            )
-
-    def _check_variants(self) -> None:
-        """Reject variants of variants, and shares that leave nothing for the task itself."""
-        what = f"variants of task {self.name!r}"
-        for variant, _ in self.variants:
-            if variant.variants:
-                raise TaskError(
-                    f"{what} contains {variant.name!r}, which has variants itself; list all of "
-                    f"them in {self.name!r}."
-                )
-        total = sum(share for _, share in self.variants)
-        if total >= 1.0:
-            raise TaskError(
-                f"{what} has a total share of {total:g}; it must be less than 1, to leave "
-                f"environments for {self.name!r}."
-            )
 
     def _require_end(self) -> None:
         """Reject an episode that would never end."""

@@ -59,8 +59,8 @@ class RunRecord:
     reads: str = column("The heads that each op reads: a JSON object of lists, by op.")
     host: str | None = column(
         "The layers and slots of the task's host in order: a JSON list of objects with `name`, "
-        "`kind`, `parameters` and `slot` (null for a layer), plus `first_env`, the first "
-        "environment whose hosts have this part, if the task has several kinds of host."
+        "`kind`, `parameters` and `slot` (null for a layer); empty if hosts are "
+        "of several designs."
     )
 
 

@@ -174,14 +174,14 @@ def host_parts(host: nn.Module) -> list[HostPart]:
 
 
 def run_record(
-    config: RunConfig, slot_config: SlotConfig, hosts: Mapping[int, nn.Module], name: str
+    config: RunConfig, slot_config: SlotConfig, host: nn.Module | None, name: str
 ) -> RunRecord:
     """Return the record that describes a run.
 
     Args:
         config: The run's settings.
         slot_config: The slots of its hosts.
-        hosts: A host of each design, by the first environment that has such hosts.
+        host: One of them; None if they are of several designs.
         name: The run's name.
     """
     reads = {
@@ -199,13 +199,7 @@ def run_record(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         choices=json.dumps(choice_names(slot_config)),
         reads=json.dumps(reads),
-        host=json.dumps(
-            [
-                {"first_env": first, **asdict(part)}
-                for first, host in hosts.items()
-                for part in host_parts(host)
-            ]
-        ),
+        host=json.dumps([asdict(part) for part in (host_parts(host) if host else ())]),
     )
 
 

@@ -143,7 +143,7 @@ def _show_share(output: RecordOutput, trial: TrialProgress, share: float) -> Non
 
 def _controller_maker(trainer: Trainer, arm: str) -> MakeController:
     if arm == "fixed":
-        return partial(make_fixed, list(trainer.parts.progress.fixed_stops))
+        return partial(make_fixed, trainer.parts.progress.fixed_stop)
     if arm != LEARNED:
         return partial(make_named, arm)
     return partial(make_learned, trainer.config, trainer.parts.best_policy)
@@ -346,7 +346,7 @@ def _run(
                 name=folder.name,
                 pool=pool,
             )
-            for note in (describe_pool(pool, config, task), trainer.describe_forms()):
+            for note in (describe_pool(pool, config), trainer.describe_forms()):
                 if note is not None:
                     output.show_note(note)
             if loaded is not None:

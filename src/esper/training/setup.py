@@ -137,8 +137,7 @@ def _with_rules(task: Task, config: RunConfig) -> Task:
     own: dict[str, Any] = asdict(task.growth or GrowthConfig())
     for name in rules:
         require_choice("a name in ablation.growth", name, own)
-    variants = tuple((_with_rules(variant, config), share) for variant, share in task.variants)
-    return replace(task, growth=GrowthConfig(**{**own, **rules}), variants=variants)
+    return replace(task, growth=GrowthConfig(**{**own, **rules}))
 
 
 def task_facts(task: Task) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from time import perf_counter
 
 from torch import Tensor
@@ -40,8 +41,6 @@ class ShardSpec:
     first: int
     """Number of its first environment."""
     n_envs: int
-    design: int | None
-    """Number of the task's design that its hosts have; None for hosts of all designs."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +67,14 @@ class Chunk:
     """Seconds by part."""
 
 
-def plan_shards(config: RunConfig, task: Task) -> list[ShardSpec]:
-    """Return the shards of a run; each has hosts of one design, unless there is only one shard."""
-    maximum = config.envs_per_shard
-    if maximum is None or maximum >= config.envs:
-        return [ShardSpec(config=config, number=0, first=0, n_envs=config.envs, design=None)]
-    specs: list[ShardSpec] = []
-    first = 0
-    for design, count in enumerate(task.share_out(config.envs)):
-        for size in split_evenly(count, maximum):
-            specs.append(
-                ShardSpec(config=config, number=len(specs), first=first, n_envs=size, design=design)
-            )
-            first += size
-    return specs
+def plan_shards(config: RunConfig) -> list[ShardSpec]:
+    """Return the shards of a run."""
+    sizes = split_evenly(config.envs, config.envs_per_shard or config.envs)
+    firsts = accumulate(sizes, initial=0)
+    return [
+        ShardSpec(config=config, number=number, first=first, n_envs=size)
+        for number, (first, size) in enumerate(zip(firsts, sizes, strict=False))
+    ]
 
 
 class GrowthShard:
@@ -90,8 +83,7 @@ class GrowthShard:
     def __init__(self, spec: ShardSpec, task: Task) -> None:
         """Make the shard, at the start of its first episodes."""
         config = spec.config
-        own = task if spec.design is None else task.designs[spec.design]
-        self.envs = GrowthVectorEnv(own, spec.n_envs, reward=config.rewards, purpose="training")
+        self.envs = GrowthVectorEnv(task, spec.n_envs, reward=config.rewards, purpose="training")
         self.envs.ablate(config.ablation)
         self._agent = make_agent(config, self.envs.slot_config, shard=spec.number)
         seed = stream_seed(config.seed, "episodes") + spec.first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, cast
 
 from torch import Tensor
@@ -47,8 +47,8 @@ class Progress:
     fixed_return: float | None = None
     """Mean return of the fixed schedule on the same hosts."""
 
-    fixed_stops: list[int] = field(default_factory=list[int])
-    """Epochs after which it stops the hosts of each design; empty before its trial."""
+    fixed_stop: int | None = None
+    """Epochs after which it stops its hosts; None before its trial."""
 
     passed_round: int | None = None
     """The round after which an evaluation first beat the fixed schedule."""

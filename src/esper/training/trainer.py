@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from time import perf_counter
 
 import torch
@@ -89,10 +88,10 @@ class Trainer:
         self.task = make_run_task(config) if task is None else task
         self.pool = pool or Pool()
         self.pool.start()
-        shards = plan_shards(config, self.task)
+        shards = plan_shards(config)
         rollout = ShardedRollout(self.pool, shards, self.task, check=stop.check)
-        # One host of each design, or some that were drawn, to describe them.
-        n_hosts = N_FACT_DRAWS if self.task.draws_designs else len(self.task.designs)
+        # One host, or some that were drawn, to describe them.
+        n_hosts = N_FACT_DRAWS if self.task.draws_designs else 1
         self._sample = GrowthVectorEnv(self.task, n_hosts)
         slot_config = self._sample.slot_config
         agent = make_agent(config, slot_config)
@@ -102,7 +101,7 @@ class Trainer:
             rollout,
             growth=self.task.growth,
             slot_config=slot_config,
-            task_facts=task_facts(self.task.designs[0]),
+            task_facts=task_facts(self.task),
         )
         self._send_weights()
         self.stopwatch = Stopwatch()
@@ -190,12 +189,9 @@ class Trainer:
         self._send_weights()
 
     def _describe_run(self) -> None:
-        counts = self.task.share_out(self.config.envs)
-        firsts = zip(accumulate(counts, initial=0), self.task.designs, strict=False)
-        hosts = {first: design.make_host(0) for first, design in firsts}
-        if self.task.draws_designs:
-            hosts = {}  # every episode has another
-        self._write(run_record(self.config, self.parts.slot_config, hosts, self._name))
+        # With draws of designs, every episode has another host.
+        host = None if self.task.draws_designs else self.task.make_host(0)
+        self._write(run_record(self.config, self.parts.slot_config, host, self._name))
 
     def _run_baseline(self, arm: str, run: Trial) -> EpisodeResults:
         """Run and record a trial before the first round."""
@@ -205,9 +201,9 @@ class Trainer:
 
     def _run_fixed(self, trials: Trials, show: OnShare) -> EpisodeResults:
         """Choose when the fixed schedule stops, and run it."""
-        stops = trials.find_stops(lambda share: show(share / 2))
-        self.parts.progress.fixed_stops = stops
-        return trials.run(partial(make_fixed, stops), lambda share: show(0.5 + share / 2))[0]
+        stop = trials.find_stop(lambda share: show(share / 2))
+        self.parts.progress.fixed_stop = stop
+        return trials.run(partial(make_fixed, stop), lambda share: show(0.5 + share / 2))[0]
 
     def _run_round(self) -> None:
         """Fill the rest of the buffer, update the policy and record the round."""

@@ -6,7 +6,7 @@ Shapes: N = hosts, T = epochs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any
 
@@ -34,28 +34,22 @@ from esper.training.worker_pool import Job, OnShare, Pool
 TRIAL_SEED = 0
 """Determines the hosts of evaluations: the same for all runs, so that runs can be compared."""
 
-MIN_HOSTS = 2
-"""Hosts that each design has in a trial, however small its share."""
+MakeController = Callable[[GrowthVectorEnv], Controller]
+"""Makes the controller of a trial. Other processes need one that can be pickled."""
 
 
-MakeController = Callable[[GrowthVectorEnv, int], Controller]
-"""Makes the controller of a trial, for environments of the task's design of a number. Other
-processes need one that can be pickled."""
-
-
-def make_named(name: str, hosts: GrowthVectorEnv | GrowthEpisodes, _: object) -> Controller:
+def make_named(name: str, hosts: GrowthVectorEnv | GrowthEpisodes, _: object = None) -> Controller:
     """Return a controller that has a name and learns nothing."""
     return make_controller(name, hosts.layout)
 
 
-def make_fixed(stops: Sequence[int], envs: GrowthVectorEnv, design: int) -> FixedSchedule:
-    """Return the fixed schedule, given the epochs after which it stops the hosts of each design."""
-    plantings = plan_growth(envs.slot_config)
-    return FixedSchedule(envs.layout, plantings, finish_after=stops[design])
+def make_fixed(stop: int | None, envs: GrowthVectorEnv) -> FixedSchedule:
+    """Return the fixed schedule, given the epochs after which it stops its hosts."""
+    return FixedSchedule(envs.layout, plan_growth(envs.slot_config), finish_after=stop)
 
 
 def make_learned(
-    config: RunConfig, weights: dict[str, Tensor], envs: GrowthVectorEnv, _: object
+    config: RunConfig, weights: dict[str, Tensor], envs: GrowthVectorEnv
 ) -> Controller:
     """Return the controller that a run has learned."""
     policy = make_policy(config, envs.slot_config)
@@ -103,35 +97,6 @@ def shuffle_for(
     return Shuffled(controller, columns, lambda: ~growth.records.is_over[:n_hosts])
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialPart:
-    """Hosts of one design in a trial; each design is steered separately."""
-
-    design: int
-    """Number of the task's design that the hosts have."""
-    first: int
-    """Number of its first host; those of the task's own design come first."""
-    n_hosts: int
-
-
-def trial_parts(task: Task, n_hosts: int) -> list[TrialPart]:
-    """Return the hosts of a trial by design: the task's own first, then each variant's."""
-    counts = task.share_out(n_hosts, minimum=MIN_HOSTS)
-    firsts = accumulate(counts, initial=0)
-    return [
-        TrialPart(design=design, first=first, n_hosts=count)
-        for design, (first, count) in enumerate(zip(firsts, counts, strict=False))
-    ]
-
-
-def in_groups(part: TrialPart, maximum: int) -> list[TrialPart]:
-    """Split a part into groups of about equal size, none larger than ``maximum`` hosts."""
-    sizes = split_evenly(part.n_hosts, maximum)
-    firsts = accumulate(sizes, initial=part.first)
-    pairs = zip(firsts, sizes, strict=False)
-    return [replace(part, first=first, n_hosts=size) for first, size in pairs]
-
-
 Envs = dict[str, GrowthVectorEnv]
 """Environments of earlier trials, which are used again."""
 
@@ -143,7 +108,9 @@ class _Request:
     """What is needed to train a group of hosts in a trial."""
 
     config: RunConfig
-    group: TrialPart
+    first: int
+    """Number of the first host."""
+    n_hosts: int
     is_final: bool
     make: MakeController | None
     """Makes the controller; None for the fixed schedule, read before each step."""
@@ -156,7 +123,7 @@ class _Request:
 def _run_group(on_share: OnShare, request: _Request) -> Any:
     """Train a group of hosts; return results and actions, or the returns of the schedule."""
     on_share(0.0)
-    envs, seed = _find_envs(request), TRIAL_SEED + request.group.first
+    envs, seed = _find_envs(request), TRIAL_SEED + request.first
     n_epochs = request.config.budget.n_epochs
     actions: list[Integers] = []
 
@@ -166,18 +133,18 @@ def _run_group(on_share: OnShare, request: _Request) -> Any:
 
     if request.make is None:
         return returns_by_stop(envs, seed=seed, on_step=note)
-    controller = request.make(envs, request.group.design)
+    controller = request.make(envs)
     results = run_episodes(envs, controller, seed=seed, on_step=note)
     return results, np.stack(actions, axis=1)
 
 
 def _find_envs(request: _Request) -> GrowthVectorEnv:
     """Return the environments of a group, which those of earlier trials have too."""
-    config, n_hosts, design = request.config, request.group.n_hosts, request.group.design
-    key = f"{n_hosts} hosts of design {design}, {request.is_final=}, {config}"
+    config, n_hosts = request.config, request.n_hosts
+    key = f"{n_hosts} hosts, {request.is_final=}, {config}"
     envs = _envs_of_worker if request.envs is None else request.envs
     if key not in envs:
-        task = (request.task or make_task_of_worker(config)).designs[design]
+        task = request.task or make_task_of_worker(config)
         envs[key] = make_trial_envs(config, task, n_hosts, is_final=request.is_final)
     return envs[key]
 
@@ -207,16 +174,10 @@ class Trials:
         self._pool = pool or Pool()
         self._envs: Envs = {}
         sizes = config.evaluation
-        n_hosts = sizes.n_final_episodes if is_final else sizes.n_eval_episodes
-        maximum = config.envs_per_shard or (config.envs if is_final else n_hosts)
-        self._groups = [
-            group for part in trial_parts(task, n_hosts) for group in in_groups(part, maximum)
-        ]
-
-    @property
-    def n_hosts(self) -> int:
-        """The number of hosts."""
-        return sum(group.n_hosts for group in self._groups)
+        self.n_hosts = sizes.n_final_episodes if is_final else sizes.n_eval_episodes
+        maximum = config.envs_per_shard or (config.envs if is_final else self.n_hosts)
+        self._sizes = split_evenly(self.n_hosts, maximum)
+        """The number of hosts in each group; those of a group are trained together."""
 
     def run(
         self, make: MakeController, on_share: OnShare = lambda _: None
@@ -224,7 +185,7 @@ class Trials:
         """Let a controller grow all hosts.
 
         Args:
-            make: Makes the controller, which must be able to steer the hosts of any design.
+            make: Makes the controller.
             on_share: Called with the share of the trial that is done.
 
         Returns:
@@ -235,34 +196,32 @@ class Trials:
         actions = np.full(
             (self.n_hosts, self._config.budget.n_epochs + 1, len(HEAD_NAMES)), -1, np.int64
         )
-        for group, (_, taken) in zip(self._groups, outcomes, strict=True):
-            actions[group.first : group.first + group.n_hosts, : taken.shape[1]] = taken
+        firsts = accumulate(self._sizes, initial=0)
+        for first, size, (_, taken) in zip(firsts, self._sizes, outcomes, strict=False):
+            actions[first : first + size, : taken.shape[1]] = taken
         actions[np.arange(actions.shape[1])[None] >= results.op_counts.sum(1)[:, None]] = -1
         return results, actions
 
-    def find_stops(self, on_share: OnShare = lambda _: None) -> list[int]:
-        """Return the best epochs at which to stop the fixed schedule, one for each design."""
-        found: list[list[Floats]] = [[] for _ in self._task.designs]
-        for group, returns in zip(self._groups, self._run(None, on_share), strict=True):
-            found[group.design].append(returns)
-        return [best_stop(np.concatenate(returns, axis=1)) for returns in found]
+    def find_stop(self, on_share: OnShare = lambda _: None) -> int:
+        """Return the best epoch at which to stop the fixed schedule."""
+        return best_stop(np.concatenate(self._run(None, on_share), axis=1))
 
     def _run(self, make: MakeController | None, on_share: OnShare) -> list[Any]:
         own: dict[str, Any] = {"task": self._task, "envs": self._envs}
         requests = [
             _Request(
                 config=self._config,
-                group=group,
+                first=first,
+                n_hosts=size,
                 is_final=self._is_final,
                 make=make,
                 **(own if self._pool.is_local else {}),
             )
-            for group in self._groups
+            for first, size in zip(accumulate(self._sizes, initial=0), self._sizes, strict=False)
         ]
         jobs = [
-            Job(f"a trial of {size} hosts", _run_group, (request,), size)
-            for request in requests
-            for size in [request.group.n_hosts]
+            Job(f"a trial of {one.n_hosts} hosts", _run_group, (one,), one.n_hosts)
+            for one in requests
         ]
         return self._pool.run(jobs, check=self._stop.check, on_share=on_share)
 
@@ -311,7 +270,7 @@ def returns_by_stop(envs: GrowthVectorEnv, *, seed: int, on_step: OnStep = ignor
         found.append(growth.returns_if_stopped())
         on_step(actions, result)
 
-    steer_hosts(growth, make_fixed([n_epochs], envs, 0), seed=seed, on_step=note)
+    steer_hosts(growth, make_fixed(n_epochs, envs), seed=seed, on_step=note)
     n_left = n_epochs + 1 - len(found)  # all budgets were shorter
     returns = np.stack([*found, *found[-1:] * n_left])
     if may_finish.any():  # those that may not finish train on when the others stop

@@ -82,7 +82,7 @@ def make_pool(
     config: RunConfig, task: Task, *, workers: int | None = None, ray_address: str | None = None
 ) -> Pool:
     """Return what computes a run's shards and trials; see :func:`choose_pool`."""
-    n_shards, shards = _describe_shards(config, task)
+    n_shards, shards = _describe_shards(config)
     if config.is_of_task_object:
         if workers or ray_address is not None:
             raise ConfigError(
@@ -109,18 +109,18 @@ def count_cores() -> int:
         return os.cpu_count() or 1
 
 
-def describe_pool(pool: Pool, config: RunConfig, task: Task) -> str | None:
+def describe_pool(pool: Pool, config: RunConfig) -> str | None:
     """Return a sentence about the workers of a run; None if it has none."""
     if pool.is_local:
         return None
-    _, shards = _describe_shards(config, task)
+    _, shards = _describe_shards(config)
     return (
         f"{many(pool.n_workers, 'worker')} for {shards}; results do not depend on the number of "
         "workers"
     )
 
 
-def _describe_shards(config: RunConfig, task: Task) -> tuple[int, str]:
+def _describe_shards(config: RunConfig) -> tuple[int, str]:
     """Return the number of shards, and a phrase with it and their size."""
-    n_shards, maximum = len(plan_shards(config, task)), config.envs_per_shard or config.envs
+    n_shards, maximum = len(plan_shards(config)), config.envs_per_shard or config.envs
     return n_shards, f"{many(n_shards, 'shard')} of at most {many(maximum, 'host')}"

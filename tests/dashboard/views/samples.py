@@ -39,8 +39,8 @@ READS = {
     "finish": ["op"],
 }
 HOST = [
-    {"first_env": 0, "name": "stem", "kind": "Linear", "parameters": 24, "slot": None},
-    {"first_env": 0, "name": "blocks.0", "kind": "slot", "parameters": 0, "slot": "blocks.0"},
+    {"name": "stem", "kind": "Linear", "parameters": 24, "slot": None},
+    {"name": "blocks.0", "kind": "slot", "parameters": 0, "slot": "blocks.0"},
 ]
 N_EPOCHS = 6
 

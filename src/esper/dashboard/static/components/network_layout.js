@@ -16,7 +16,7 @@ export function sideOf(parameters, scale) {
 
 /** Gives groups of blocks, each with its slot or none, and where they stand. */
 export function layoutHost(overview, detail) {
-  const groups = overview?.host?.length ? groupParts(partsOf(overview.host, detail.env)) : guessGroups(detail);
+  const groups = overview?.host?.length ? groupParts(overview.host) : guessGroups(detail);
   const seeds = detail.steps.flatMap(({ slots }) => slots.map(({ parameters }) => parameters ?? 0));
   const blocks = groups.flatMap((group) => group.parts.map(({ parameters }) => parameters));
   const scale = LARGEST / Math.sqrt(Math.max(1, ...blocks, ...seeds));
@@ -38,13 +38,6 @@ export function layoutHost(overview, detail) {
     unknownSeed: Math.max(1, ...blocks) / 4,
     isGuess: !overview?.host?.length,
   };
-}
-
-/** Gives the parts of the kind of host that an environment has; a run of one kind may not say from where on. */
-function partsOf(host, env) {
-  const from = ({ first_env: first = 0 }) => first;
-  const first = Math.max(...host.map(from).filter((one) => one <= env));
-  return host.filter((part) => from(part) === first);
 }
 
 /** A slot is around the parts whose names begin with its own; otherwise around the part before it. */
