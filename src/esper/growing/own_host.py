@@ -242,7 +242,7 @@ class OwnHost(TrainedModel):
                 raise
             except SlotError as error:  # the model is as it was
                 why = str(error)
-        return Outcome(action, was_done=False, reason=why)
+        return Outcome(action, why)
 
     def mask_state(self) -> MaskState:
         """Return what masks depend on."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from esper.arrays import Floats
 from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
-from esper.growth.host_slots import HostSlots, SlotSnapshot, slots, unwrapped
+from esper.growth.host_slots import HostSlots, slots, unwrapped
 from esper.growth.modules import named_modules, named_parameters, parameters_of
 from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
 from esper.growth.parallel import (
@@ -25,7 +25,9 @@ from esper.growth.parallel import (
     require_rebuildable,
 )
 from esper.growth.ranks import Call, Ranks
+from esper.growth.seed_slot import SeedParts
 from esper.growth.sharding import find_mesh, is_sharded, local_values, reshard, total_norm
+from esper.growth.slot_states import SlotLife
 from esper.growth.surgery.edits import Edits
 
 MAX_WIDENINGS = 50
@@ -186,7 +188,7 @@ class _Snapshot:
     """The parameters and settings of each group of each optimizer."""
     moments: list[dict[Tensor, dict[str, Any]]]
     """The state of each parameter, for each optimizer."""
-    slots: dict[str, SlotSnapshot]
+    slots: dict[str, tuple[SlotLife, SeedParts | None]]
     n_germinated: int
     n_edits: int
     """Changes of the model's own layers that had been made, of those that can be undone."""
@@ -544,15 +546,15 @@ class Governor:
                 {p: copied_state(state) for p, state in optimizer.state.items()}
                 for optimizer in self.optimizers
             ],
-            slots={name: SlotSnapshot.of(slot) for name, slot in self.slots.items()},
+            slots=self.slots.snapshot(),
             n_germinated=self.slots.n_germinated,
             n_edits=len(self.slots.journal or ()),
         )
 
     def _load_snapshot(self, snapshot: _Snapshot) -> None:
         self.slots.undo_to(snapshot.n_edits)
-        for name, state in snapshot.slots.items():
-            self.slots.restore_slot(name, state)
+        for name, (life, parts) in snapshot.slots.items():
+            self.slots.restore_slot(name, life, parts)
         self.slots.n_germinated = snapshot.n_germinated
         _load_tensors(snapshot)
         for parameter, _, requires_grad in snapshot.parameters:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from esper.errors import SlotError
 from esper.growth.block_slot import BlockSlot
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.modules import forget_graphs, named_modules, named_tensors, seeded
-from esper.growth.seed_slot import AbsorbedSeed, BlockWrapper, SeedSlot
+from esper.growth.seed_slot import BlockWrapper, SeedParts, SeedSlot
 from esper.growth.sharding import find_mesh, is_shard_root, reshard, shard
 from esper.growth.sites import SlotSite, SlotSize
 from esper.growth.slot_states import Outcome, SlotLife, SlotStates
@@ -47,25 +47,6 @@ Slot = SeedSlot | UnitSlot | BlockSlot
 
 DDP_IGNORES = "_ddp_params_and_buffers_to_ignore"
 """The model attribute that names what DistributedDataParallel leaves alone when it wraps it."""
-
-
-@dataclass(frozen=True)
-class SlotSnapshot:
-    """The life of a slot and the modules that it holds."""
-
-    life: SlotLife
-    seed: nn.Module | None
-    gate: nn.Module | None
-    form: SeedForm
-    fossils: tuple[AbsorbedSeed, ...]
-
-    @classmethod
-    def of(cls, slot: Slot) -> SlotSnapshot:
-        """Return the current state of a slot."""
-        life = replace(slot.life)
-        if isinstance(slot, SurgerySlot):
-            return cls(life, None, None, SeedForm.SERIAL, ())
-        return cls(life, slot.seed, slot.gate, slot.form, tuple(slot.absorbed))
 
 
 class HostSlots(Mapping[str, Slot]):
@@ -440,21 +421,24 @@ class HostSlots(Mapping[str, Slot]):
         self._is_rebuilding = False
         self._notify()
 
-    def restore_slot(self, slot: str, state: SlotSnapshot) -> None:
+    def snapshot(self) -> dict[str, tuple[SlotLife, SeedParts | None]]:
+        """Return the life of each slot, and the modules that one beside a block holds."""
+        return {
+            name: (slot.life.copied(), slot.seed_parts if isinstance(slot, SeedSlot) else None)
+            for name, slot in self._slots.items()
+        }
+
+    def restore_slot(self, slot: str, life: SlotLife, parts: SeedParts | None) -> None:
         """Restore an earlier state of a slot, with the modules that it held.
 
         Changes of the model's own layers are undone by :meth:`undo_to`.
         """
-        self.lives.set_life(slot, replace(state.life))
-        place = self[slot]
-        if isinstance(place, SurgerySlot):
-            self._notify()
-            return
-        has_changed = place.seed is not state.seed or place.gate is not state.gate
-        has_changed |= tuple(place.absorbed) != state.fossils
-        place.seed, place.gate, place.form = state.seed, state.gate, state.form
-        place.set_fossils(state.fossils)
-        self.place(slot, is_used=place.is_in_use)
+        self.lives.set_life(slot, life.copied())
+        place, has_changed = self[slot], False
+        if isinstance(place, SeedSlot) and parts is not None:
+            has_changed = place.seed_parts != parts
+            place.seed_parts = parts
+            self.place(slot, is_used=place.is_in_use)
         self._notify((slot,) if has_changed else ())
 
     def remove_all(self) -> None:
@@ -463,8 +447,7 @@ class HostSlots(Mapping[str, Slot]):
             if isinstance(place, SurgerySlot):
                 place.remove_scales()
             else:
-                empty = SlotSnapshot(SlotLife(), None, None, SeedForm.SERIAL, ())
-                self.restore_slot(name, empty)
+                self.restore_slot(name, SlotLife(), (None, None, SeedForm.SERIAL, ()))
         self.n_germinated = 0
 
     def cut_back(self) -> None:

@@ -344,13 +344,10 @@ def module_site(model: nn.Module, name: str, sample_input: SampleInput) -> SlotS
     Raises:
         SlotError: If nothing can grow there.
     """
-    block = model.get_submodule(name)
-    calls = record_calls(model, {name: block}, sample_input)[name]
-    counts = count_inference_calls(model, {name: block}, sample_input)
-    problem = _find_problem(model, name, block, calls, counts[name])
-    if problem is not None:
-        raise SlotError(f"{name!r} cannot have a slot: {problem}")
-    return site_of(name, calls[0])
+    found = _look_beside(model, [name], sample_input)[name]
+    if isinstance(found, str):
+        raise SlotError(f"{name!r} cannot have a slot: {found}")
+    return found
 
 
 def module_sites(model: nn.Module, sample_input: SampleInput) -> list[SlotSite]:
@@ -359,19 +356,24 @@ def module_sites(model: nn.Module, sample_input: SampleInput) -> list[SlotSite]:
     A block is a module with submodules and parameters. If no such one is usable, layers with
     parameters are returned.
     """
-    blocks = {
-        name: module
-        for name, module in named_modules(model).items()
-        if name and any(True for _ in module.parameters())
-    }
+    blocks = [n for n, m in named_modules(model).items() if n and any(True for _ in m.parameters())]
+    found = _look_beside(model, blocks, sample_input).values()
+    sites = [each for each in found if isinstance(each, SlotSite)]
+    return [each for each in sites if any(model.get_submodule(each.name).children())] or sites
+
+
+def _look_beside(
+    model: nn.Module, names: Sequence[str], sample_input: SampleInput
+) -> dict[str, SlotSite | str]:
+    """Return the site beside each block, or why there can be none."""
+    blocks = {name: model.get_submodule(name) for name in names}
     calls = record_calls(model, blocks, sample_input)
     counts = count_inference_calls(model, blocks, sample_input)
-    sites = [
-        site_of(name, calls[name][0])
+    return {
+        name: _find_problem(model, name, block, calls[name], counts[name])
+        or site_of(name, calls[name][0])
         for name, block in blocks.items()
-        if _find_problem(model, name, block, calls[name], counts[name]) is None
-    ]
-    return [site for site in sites if any(blocks[site.name].children())] or sites
+    }
 
 
 def site_of(name: str, call: Call) -> SlotSite:

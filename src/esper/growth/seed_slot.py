@@ -38,6 +38,10 @@ class AbsorbedSeed(nn.Module):
         self.training = seed.training
 
 
+SeedParts = tuple[nn.Module | None, nn.Module | None, SeedForm, tuple[AbsorbedSeed, ...]]
+"""What a slot beside a block holds: seed, gate, what the seed reads, and fossils."""
+
+
 class BlockWrapper(nn.Module):
     """A module that replaces a block. Attributes that it does not have are those of the block."""
 
@@ -244,6 +248,16 @@ class SeedSlot(SlotBase, BlockWrapper):
     def absorbed(self) -> list[AbsorbedSeed]:
         """The fossils' modules, in order."""
         return cast(list[AbsorbedSeed], list(self.fossils or ()))
+
+    @property
+    def seed_parts(self) -> SeedParts:
+        """All that the slot holds."""
+        return self.seed, self.gate, self.form, tuple(self.absorbed)
+
+    @seed_parts.setter
+    def seed_parts(self, parts: SeedParts) -> None:
+        self.seed, self.gate, self.form, fossils = parts
+        self.set_fossils(fossils)
 
     @property
     def is_in_use(self) -> bool:

@@ -107,10 +107,13 @@ class Outcome:
     """The result of an action."""
 
     action: GrowthAction
-    was_done: bool
-    """False if a gate turned the action into a wait."""
     reason: str = ""
-    """Why the gate blocked the action; empty if it did not."""
+    """Why a gate turned the action into a wait; empty if none did."""
+
+    @property
+    def was_done(self) -> bool:
+        """Whether the action was carried out."""
+        return not self.reason
 
 
 class SlotStates:
@@ -185,18 +188,18 @@ class SlotStates:
         if reason is None and not self.is_legal(action):
             raise IllegalActionError(self._explain_illegal(action, keeper))
         if action.op in (Op.WAIT, Op.FINISH):
-            return Outcome(action, was_done=True)
+            return Outcome(action)
         is_start = action.op == Op.ADVANCE and self[action.slot].stage == Stage.GERMINATED
         if is_start and reason is None:
             reason = keeper[action.slot].find_start_problem()
         if reason is not None:
-            return Outcome(action, was_done=False, reason=reason)
+            return Outcome(action, reason)
         self._change(action, keeper)
         if action.op == Op.GERMINATE and self._settle_start(action.slot, keeper):
-            return Outcome(action, was_done=True)
+            return Outcome(action)
         self._advance_automatically(action.slot, keeper)
         self._notify(action.slot)
-        return Outcome(action, was_done=True)
+        return Outcome(action)
 
     def tick(self, keeper: HostSlots) -> None:
         """Advance all slots by one epoch: seeds age, alphas ramp, embargoes end."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +51,9 @@ class SlotMaskState:
         object.__setattr__(self, "code", code)
 
 
-def state_code(stage: int, is_gate_open: bool, is_aged: bool, alpha_at_rest: bool) -> int:
-    """Return the code of a slot state: its position in :data:`STATES`."""
-    return 8 * stage + 4 * bool(is_gate_open) + 2 * bool(is_aged) + bool(alpha_at_rest)
+def state_code(stage: Any, is_gate_open: Any, is_aged: Any, alpha_at_rest: Any) -> Any:
+    """Return the code of a slot state, its position in :data:`STATES`, or those of tensors."""
+    return 8 * stage + 4 * is_gate_open + 2 * is_aged + alpha_at_rest
 
 
 STATES: tuple[tuple[Stage, bool, bool, bool], ...] = tuple(

@@ -28,6 +28,7 @@ from esper.lifecycle.legality import (
     STATES,
     SlotMaskState,
     does_state_allow,
+    state_code,
 )
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import LIVE_STAGES, Stage
@@ -242,14 +243,8 @@ def compute_array_masks(
                 f"stage of host {int(host)}, slot {slot_config.slot_ids[slot]!r} is "
                 f"{int(stage[host, slot])}; the stages are 0 to {len(Stage) - 1}."
             )
-    return _masks_of_codes(tables, _state_codes(stage, age_epochs, alpha_at_rest, is_gate_open))
-
-
-def _state_codes(
-    stage: Tensor, age_epochs: Tensor, alpha_at_rest: Tensor, is_gate_open: Tensor | None
-) -> Tensor:
-    gates = 4 if is_gate_open is None else 4 * is_gate_open
-    return 8 * stage + gates + 2 * (age_epochs >= 1) + alpha_at_rest
+    gates = True if is_gate_open is None else is_gate_open
+    return _masks_of_codes(tables, state_code(stage, gates, age_epochs >= 1, alpha_at_rest))
 
 
 class MaskTables:
@@ -326,7 +321,7 @@ class JointMasks:
         self, stage: Tensor, age_epochs: Tensor, alpha_at_rest: Tensor, is_gate_open: Tensor
     ) -> ActionMasks:
         """Return the masks of the hosts in these states, like :func:`compute_array_masks`."""
-        codes = _state_codes(stage, age_epochs, alpha_at_rest, is_gate_open)
+        codes = state_code(stage, is_gate_open, age_epochs >= 1, alpha_at_rest)
         by_slot = _allowed_ops(self._tables, codes, self._is_germinable)
         by_slot[..., Op.FINISH] &= self._may_finish
         slot_by_op = by_slot.transpose(-1, -2).contiguous()
