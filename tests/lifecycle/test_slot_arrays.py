@@ -51,10 +51,10 @@ def test_arrays_read_from_text_are_as_they_were() -> None:
     assert SlotArrays.from_text(text).as_text() == [text]
 
 
-def test_a_view_shares_memory_and_a_copy_does_not() -> None:
+def test_a_copy_has_its_own_memory() -> None:
     slots = example()
-    view, copied = slots.view((slice(1, 2), slice(2))), slots.copy()
-    view.alpha[...] = 0.5
+    copied = slots.copy()
+    slots.alpha[1, :2] = 0.5
     assert slots.alpha.tolist() == [[0.0] * 3, [0.5, 0.5, 0.0]]
     assert copied.alpha[1].tolist() == [0.0, 0.25, 0.0]
     copied.assign([1], slots)

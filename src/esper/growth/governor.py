@@ -18,13 +18,14 @@ from esper.errors import SlotError, TensorError
 from esper.growth.host_slots import HostSlots, slots, unwrapped
 from esper.growth.modules import named_modules, named_parameters, parameters_of
 from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
-from esper.growth.parallel import (
+from esper.growth.ranks import (
+    Call,
+    Ranks,
     find_outdated,
     initialize_again,
     on_wrapped,
     require_rebuildable,
 )
-from esper.growth.ranks import Call, Ranks
 from esper.growth.seed_slot import SeedParts
 from esper.growth.sharding import find_mesh, is_sharded, local_values, reshard, total_norm
 from esper.growth.slot_states import SlotLife
@@ -137,13 +138,6 @@ class LossWatch:
     def forget(self, host: int = 0) -> None:
         """Forget a host that was replaced."""
         self.set_state([0.0, 0.0, 0.0, self.config.untrained_loss, 0.0, 0.0], host)
-
-    def copied(self) -> LossWatch:
-        """Return an independent copy."""
-        twin = LossWatch(len(self.count), self.config)
-        for own, other in zip(twin._statistics(), self._statistics(), strict=True):
-            own[:] = other
-        return twin
 
     def of_host(self, host: int) -> LossWatch:
         """Return the statistics of one host alone, which are these, not a copy."""
@@ -433,16 +427,12 @@ class Governor:
         self._wrapper = wrapper
         self._on_change()  # the model may have grown, on resuming, since it was wrapped
 
-    def keep_if_finite(self) -> None:
-        """Take a snapshot if all parameters and buffers are finite."""
-        if self._find_tensor_problem() is None:
-            self.keep()
-
     def _on_action(self) -> None:
-        """Take a snapshot after a growth action, the same on all ranks."""
+        """Take a snapshot after a growth action, the same on all ranks, if all is finite."""
         self._require_same_structure(Call.GROWTH_ACTION)
         self.ranks.copy_from_first((*self.slots.grown_parameters(), *self.slots.grown_buffers()))
-        self.keep_if_finite()
+        if self._find_tensor_problem() is None:
+            self.keep()
 
     def _require_same_structure(self, call: Call) -> None:
         if self.ranks.count > 1:

@@ -20,7 +20,7 @@ from esper.errors import SlotError
 from esper.growth.block_slot import BlockSlot
 from esper.growth.blueprints import SeedForm, blueprint_names, fitting_blueprints
 from esper.growth.modules import forget_graphs, named_modules, named_tensors, seeded
-from esper.growth.seed_slot import BlockWrapper, SeedParts, SeedSlot
+from esper.growth.seed_slot import SeedParts, SeedSlot
 from esper.growth.sharding import find_mesh, is_shard_root, reshard, shard
 from esper.growth.sites import SlotSite, SlotSize
 from esper.growth.slot_states import Outcome, SlotLife, SlotStates
@@ -495,7 +495,7 @@ class HostSlots(Mapping[str, Slot]):
             SlotError: Naming the slot.
         """
         for name, module in named_modules(self.model).items():
-            if isinstance(module, BlockWrapper) and is_shard_root(module):
+            if isinstance(module, SeedSlot) and is_shard_root(module):
                 raise SlotError(
                     f"fully_shard was called on {name!r}, which is a slot; call it before seeds "
                     f"germinate, or on the block in it, {name + '.block'!r}."

@@ -1,8 +1,9 @@
 """Processes that train copies of one model on different data.
 
 With ``torch.distributed`` initialized, all ranks are taken to train the same model.
-DistributedDataParallel knows the parameters that a model had when it was wrapped, so gradients of
-seeds are averaged here; it ignores them if the model is wrapped later, because
+DistributedDataParallel knows the parameters that a model had when it was wrapped, so the user's own
+object is initialized again whenever these have changed. Gradients of modules beside blocks are
+averaged here; DistributedDataParallel ignores them, because
 :class:`esper.growth.host_slots.HostSlots` tells it to.
 
 Before the ranks act on a number they exchange it in a message of fixed size that says where each
@@ -12,8 +13,10 @@ error instead of taking each other's numbers for something else.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, cast
 
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from esper.errors import RanksDisagreeError
+from esper.errors import RanksDisagreeError, SlotError
 from esper.growth.sharding import is_sharded
 
 MESSAGE_SIZE = 24
@@ -199,3 +202,101 @@ def _make_group(model: nn.Module, device: torch.device) -> Any:
         return distributed.new_group(timeout=timeout)
     ranks = distributed.get_process_group_ranks(parent)
     return distributed.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+
+
+_HOOKS = ("_hooks", "_with_kwargs", "_always_called")
+"""How the names of a module's tables of hooks end."""
+
+
+def require_rebuildable(model: nn.Module) -> None:
+    """Reject DistributedDataParallel with options that it cannot be made again with.
+
+    Raises:
+        SlotError: Naming the option.
+    """
+    for wrapper in _parallel_wrappers(model):
+        for name in ("mixed_precision", "_delay_all_reduce_params"):
+            if getattr(wrapper, name, None):
+                option = name.removeprefix("_").replace("_params", "_named_params")
+                raise SlotError(
+                    f"DistributedDataParallel was made with {option}, which does not work with a "
+                    "model that grows; leave it out."
+                )
+
+
+def find_outdated(model: nn.Module) -> list[Any]:
+    """Return the DistributedDataParallel wrappers that know other parameters than there are."""
+    found: list[Any] = []
+    for wrapper in _parallel_wrappers(model):
+        ignored = set(getattr(wrapper.module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = wrapper.module.named_parameters()
+        now = [id(parameter) for name, parameter in named if name not in ignored]
+        if now != [id(parameter) for parameter in wrapper._module_parameters]:
+            found.append(wrapper)
+    return found
+
+
+def initialize_again(wrapper: Any) -> None:
+    """Let DistributedDataParallel know the present parameters; every process must call it.
+
+    The object keeps its options, hooks and mode.
+    """
+    own = cast(dict[str, Any], vars(wrapper))
+    initialize = cast(Any, DistributedDataParallel.__init__)
+    options: dict[str, Any] = {
+        name: own[name] for name in inspect.signature(initialize).parameters if name in own
+    }
+    if "device_mesh" in options:
+        del options["process_group"]
+    if not own.get("bucket_bytes_cap_default", True):
+        options["bucket_cap_mb"] = wrapper.bucket_bytes_cap / 2**20
+    tables = [name for name in own if name.endswith(_HOOKS) and isinstance(own[name], dict)]
+    kept = {name: own[name] for name in tables}
+    training, communication = wrapper.training, wrapper._comm_hooks
+    initialize(wrapper, wrapper.module, **options)
+    own.update(kept)
+    wrapper.training = training
+    for hook, state in communication:
+        wrapper.register_comm_hook(state, hook)
+
+
+def _parallel_wrappers(model: nn.Module) -> list[Any]:
+    found: list[Any] = []
+    while True:
+        inner = vars(model).get("_modules", {})
+        if isinstance(model, DistributedDataParallel):
+            found.append(model)
+            model = inner["module"]
+        elif "_orig_mod" in inner:
+            model = inner["_orig_mod"]
+        else:
+            return found
+
+
+def on_wrapped(model: nn.Module, call: Callable[[nn.Module], None]) -> None:
+    """Call a method with the DistributedDataParallel that a model is first called by, if any.
+
+    A loop may wrap a model after it has been given to a Grower.
+    """
+    if not _parallel_wrappers(model):
+        hook = _WrapperHook(weakref.WeakMethod(call))
+        hook.handle = model.register_forward_pre_hook(hook)
+
+
+class _WrapperHook:
+    """Waits for a wrapper; in a copy of the model it waits for nothing."""
+
+    handle: Any = None
+
+    def __init__(self, call: weakref.WeakMethod[Callable[[nn.Module], None]] | None) -> None:
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        wrapper: Any = cast(Any, DistributedDataParallel)._get_active_ddp_module()
+        call = self._call and self._call()
+        if wrapper is not None and call is not None:
+            self.handle.remove()
+            call(wrapper)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _WrapperHook:
+        return _WrapperHook(None)

@@ -42,23 +42,6 @@ SeedParts = tuple[nn.Module | None, nn.Module | None, SeedForm, tuple[AbsorbedSe
 """What a slot beside a block holds: seed, gate, what the seed reads, and fossils."""
 
 
-class BlockWrapper(nn.Module):
-    """A module that replaces a block. Attributes that it does not have are those of the block."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-        self.training = block.training
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__") or "_modules" not in self.__dict__ or name == "block":
-                raise
-            return getattr(self.block, name)
-
-
 SeedEffect = Literal["none", "isolated", "blended"]
 """What a slot does with its seed in a forward pass; an isolated seed gets gradients without
 changing the output.
@@ -69,10 +52,11 @@ seeds would outlive the stage of the second one.
 """
 
 
-class SeedSlot(SlotBase, BlockWrapper):
+class SeedSlot(SlotBase, nn.Module):
     """A block, the seeds that have become part of it, and the seed that grows on both.
 
     An empty slot costs nothing: it replaces the block in the model only while it holds a seed.
+    Attributes that it does not have are those of the block.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -87,7 +71,9 @@ class SeedSlot(SlotBase, BlockWrapper):
         self, site: SlotSite, block: nn.Module, lives: SlotStates, model: nn.Module | None = None
     ) -> None:
         """Wrap a block; ``model`` provides dtype and device if the block has no parameters."""
-        super().__init__(block)
+        super().__init__()
+        self.block = block
+        self.training = block.training
         self._model = (model,)  # in a tuple, so that it is not registered as a submodule
         self.site = site
         self.seed: nn.Module | None = None
@@ -105,6 +91,14 @@ class SeedSlot(SlotBase, BlockWrapper):
         self._effect_with_grad: SeedEffect = "none"
         self._traced_alpha = (0.0, torch.zeros((), device=_CPU))
         """Alpha as a number and as a tensor."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__") or "_modules" not in self.__dict__ or name == "block":
+                raise
+            return getattr(self.block, name)
 
     def __len__(self) -> int:
         return len(cast(Any, self.block))
@@ -365,7 +359,7 @@ def copy_plain(block: nn.Module) -> nn.Module:
         if (config := part.__dict__.get("config")) is not None:
             memo[id(config)] = config
     for part in reversed(parts):
-        if isinstance(part, BlockWrapper):
+        if isinstance(part, SeedSlot):
             memo[id(part)] = gathered_copy(part.block, memo)
     return gathered_copy(block, memo)
 

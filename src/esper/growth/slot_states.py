@@ -141,13 +141,6 @@ class SlotStates:
         self._lives[slot] = life
         self._notify(slot)
 
-    def copy(self) -> SlotStates:
-        """Return an independent copy without a subscriber."""
-        twin = SlotStates.__new__(SlotStates)
-        twin.__dict__.update(self.__getstate__())
-        twin._lives = {slot: life.copied() for slot, life in self._lives.items()}
-        return twin
-
     def items(self) -> list[tuple[str, SlotLife]]:
         """Return each (slot, life)."""
         return list(self._lives.items())

@@ -154,10 +154,6 @@ class SlotArrays:
         """Return all arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def view(self, at: slice | tuple[slice, slice]) -> SlotArrays:
-        """Return the arrays of some hosts, or of some of their slots; they share memory."""
-        return SlotArrays(**{name: values[at] for name, values in self.columns().items()})
-
     def copy(self) -> SlotArrays:
         """Return a copy."""
         return SlotArrays(**{name: values.copy() for name, values in self.columns().items()})

@@ -24,7 +24,7 @@ from esper.growth.residual_blocks import (
     read_affine,
     write_affine,
 )
-from esper.growth.seed_slot import BlockWrapper, copy_plain
+from esper.growth.seed_slot import SeedSlot, copy_plain
 from esper.growth.surgery.configuration import has_configuration
 from esper.growth.surgery.edits import Edits, Replacement
 from esper.growth.surgery.places import BlockIdentity, BlockList
@@ -212,7 +212,7 @@ def _is_list(module: nn.Module) -> bool:
 
 def _plain(block: nn.Module) -> nn.Module:
     """Return the block inside a slot that a seed grows in."""
-    return block.block if isinstance(block, BlockWrapper) else block
+    return block.block if isinstance(block, SeedSlot) else block
 
 
 def _move_norms(
