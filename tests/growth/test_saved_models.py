@@ -168,10 +168,7 @@ def test_shared_tensors_are_stored_once_and_restored_shared(tmp_path: Path) -> N
     assert loaded.head.weight is loaded.embed.weight
     assert loaded.again is loaded.body.block[2]
     assert_same_model(loaded, model, x)
-    with pytest.raises(
-        SavedModelError,
-        match=r"'again\.\w+' and .* only in the file",
-    ):
+    with pytest.raises(SavedModelError, match=r"'head\.weight' and .* only in the file"):
         load(tmp_path, lambda: Tied(is_tied=False))
     save(add_slots(Tied(is_tied=False), ["body"], x), tmp_path)
     with pytest.raises(SavedModelError, match="only in the model"):
