@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.environment.episodes import GrowthEpisodes
-from esper.evidence.host_trainer import ControllerGroup, HostTrainer
 from esper.evidence.matched_arms import MatchedRandom, derange, make_random, make_wrong_task
+from esper.evidence.tuning import ControllerGroup
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController, Replay
 from esper.tamiyo.policy.ablation import shuffled_columns
 from esper.tamiyo.policy.observations import HOST_FEATURES
+from esper.training.host_trainer import HostTrainer
 from esper.training.trials import Shuffled, shuffle_for
-from tests.evidence.test_host_runs import make_trainer
+from tests.training.test_host_runs import make_trainer
 
 OP = HEAD_NAMES.index("op")
 HOSTS = range(6)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from esper.evidence.host_runs import HostRuns, join_runs
-from esper.evidence.host_trainer import HostTrainer
 from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
@@ -20,7 +18,9 @@ from esper.evidence.matched_arms import (
 from esper.lifecycle.factored_actions import Op
 from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController
 from esper.tasks import make_task
-from tests.evidence.test_host_runs import make_trainer
+from esper.training.host_runs import HostRuns, join_runs
+from esper.training.host_trainer import HostTrainer
+from tests.training.test_host_runs import make_trainer
 
 HOSTS = range(6)
 

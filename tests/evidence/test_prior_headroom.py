@@ -19,7 +19,7 @@ from esper.evidence.search_space import Candidate, size_candidates
 from esper.evidence.tuning import TuningRuns, halve
 from esper.statistics import Interval
 from esper.tamiyo import NoGrowth
-from tests.evidence.test_host_runs import N_EPOCHS, make_trainer
+from tests.training.test_host_runs import N_EPOCHS, make_trainer
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "evidence" / "prior" / "headroom.py"
 SPEC = importlib.util.spec_from_file_location("prior_headroom", SCRIPT)
@@ -67,7 +67,7 @@ def test_candidates_are_scored_on_both_splits_minus_their_price() -> None:
     scores = room.score_candidates(trainer, candidates, range(3), price=0.4, cache=cache)
     assert scores.judge.shape == (2, 3, N_EPOCHS + 1)
     for own, found, split in (
-        (trainer.again(), scores.chooser, "validation"),
+        (room.SecondTraining(trainer), scores.chooser, "validation"),
         (trainer, scores.judge, "final"),
     ):
         growth = own.start(range(3))
@@ -86,7 +86,7 @@ def test_candidates_are_scored_on_both_splits_minus_their_price() -> None:
 @pytest.mark.parametrize("task", ["spirals", "digits-family"])
 def test_a_second_training_has_the_same_data_and_other_weights(task: str) -> None:
     trainer = make_trainer(task)
-    first, other = trainer.start(range(2)), trainer.again().start(range(2))
+    first, other = trainer.start(range(2)), room.SecondTraining(trainer).start(range(2))
     for host in range(2):
         specs = first.population.specs[host], other.population.specs[host]
         assert torch.equal(specs[0].data.train_inputs, specs[1].data.train_inputs)
@@ -98,7 +98,9 @@ def test_a_second_training_has_the_same_data_and_other_weights(task: str) -> Non
             strict=True,
         )
         assert any(not torch.equal(one, two) for one, two in pairs)
-    runs = [one.run(range(2), lambda *_: NoGrowth()) for one in (trainer, trainer.again())]
+    runs = [
+        one.run(range(2), lambda *_: NoGrowth()) for one in (trainer, room.SecondTraining(trainer))
+    ]
     assert not np.array_equal(runs[0].score, runs[1].score)
     np.testing.assert_allclose(runs[0].flops, runs[1].flops)
 

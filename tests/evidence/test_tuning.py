@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from esper.evidence.cache import ResultCache
-from esper.evidence.host_trainer import HostTrainer
 from esper.evidence.search_space import (
     Candidate,
     fixed_candidates,
@@ -23,7 +22,8 @@ from esper.evidence.tuning import (
     plan_rungs,
 )
 from esper.tamiyo import FixedSchedule
-from tests.evidence.test_host_runs import make_trainer
+from esper.training.host_trainer import HostTrainer
+from tests.training.test_host_runs import make_trainer
 
 PRICE = 0.3
 NO_CACHE = ResultCache(None, {})

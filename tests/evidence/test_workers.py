@@ -45,7 +45,7 @@ def pool(shared: SharedPool, monkeypatch: pytest.MonkeyPatch) -> SharedPool:
         return shared if workers else Pool()
 
     monkeypatch.setattr(evaluation, "choose_pool", choose)
-    monkeypatch.setattr("esper.evidence.host_trainer.BATCH_HOSTS", 3)
+    monkeypatch.setattr("esper.training.host_trainer.BATCH_HOSTS", 3)
     return shared.lend(2)
 
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
+from esper.environment import GrowthVectorEnv, run_episodes
+from esper.environment.episodes import GrowthEpisodes
 from esper.lifecycle.factored_actions import Op
 from esper.simic.agent import PPOAgent, UpdateReport
 from esper.storage.checkpoint_folder import CheckpointFolder
 from esper.tamiyo import LearnedController, NoGrowth
 from esper.telemetry.records import EpisodeRecord, EvaluationRecord, NoticeRecord
 from esper.training import trials
+from esper.training.host_runs import HostRuns
 from esper.training.runs import train
 from esper.training.setup import make_policy, make_run_task
 from esper.training.signals import StopRequest
@@ -32,18 +34,19 @@ def config_of(**changes: Any) -> Any:
     return tiny_config(**{**small, **changes})
 
 
-def set_returns(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> list[EpisodeResults]:
+def set_returns(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> list[HostRuns]:
     """Give evaluations after the baselines these mean returns; return all results."""
-    found: list[EpisodeResults] = []
+    found: list[HostRuns] = []
+    run = Trials.run
 
-    def run(*args: Any, **kwargs: Any) -> EpisodeResults:
-        results = run_episodes(*args, **kwargs)
-        found.append(results)
+    def changed(*args: Any, **kwargs: Any) -> HostRuns:
+        runs = run(*args, **kwargs)
+        found.append(runs)
         if 0 < len(found) - N_BASELINES <= len(returns):
-            results.returns[:] = returns[len(found) - N_BASELINES - 1]
-        return results
+            runs.returns[:] = returns[len(found) - N_BASELINES - 1]
+        return runs
 
-    monkeypatch.setattr(trials, "run_episodes", run)
+    monkeypatch.setattr(Trials, "run", changed)
     return found
 
 
@@ -54,25 +57,25 @@ def test_evaluations_share_their_hosts_with_nothing_else(
     seen, config = Seen(), config_of(rounds=2)
     trainer, _, _ = make_trainer(config, seen)
     trainer.run()
-    evaluated = [set(results.draw_seeds.tolist()) for results in found]
+    evaluated = [set(runs.draw_seed.tolist()) for runs in found]
     assert len(evaluated) == N_BASELINES + 2
     assert all(hosts == evaluated[0] for hosts in evaluated)
     trained = {record.draw_seed for record in seen.records if isinstance(record, EpisodeRecord)}
     finals = Trials(config, trainer.task, StopRequest(), is_final=True)
-    final, _ = finals.run(partial(make_named, "no-growth"))
+    final = finals.run(partial(make_named, "no-growth"))
     assert len(trained) == 4
     assert len(evaluated[0]) == config.evaluation.n_eval_episodes
-    assert len(set(final.draw_seeds.tolist())) == config.evaluation.n_final_episodes
+    assert len(set(final.draw_seed.tolist())) == config.evaluation.n_final_episodes
     assert not evaluated[0] & trained
-    assert not evaluated[0] & set(final.draw_seeds.tolist())
-    assert not trained & set(final.draw_seeds.tolist())
+    assert not evaluated[0] & set(final.draw_seed.tolist())
+    assert not trained & set(final.draw_seed.tolist())
 
 
 def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     config = config_of(evaluation__n_final_episodes=5)
     task, shares = make_run_task(config), list[float]()
     finals = Trials(config, task, StopRequest(), is_final=True)
-    found, actions = finals.run(partial(make_named, "no-growth"), shares.append)
+    found = finals.run(partial(make_named, "no-growth"), shares.append)
     envs = GrowthVectorEnv(
         task, 5, reward=config.rewards, purpose="evaluation", final_split="test", autoreset=False
     )
@@ -80,11 +83,11 @@ def test_final_trials_in_groups_equal_one_trial_of_all_hosts() -> None:
     assert shares == sorted(shares)
     assert shares[0] == 0.0
     assert shares[-1] == pytest.approx(1.0)
-    np.testing.assert_array_equal(found.draw_seeds, whole.draw_seeds)
+    np.testing.assert_array_equal(found.draw_seed, whole.draw_seeds)
     np.testing.assert_allclose(found.returns, whole.returns, atol=1e-5)
-    assert actions.shape == (5, 5, 8)
-    assert (actions[:, :4] >= 0).all()
-    assert (actions[:, 4] == -1).all()
+    assert found.actions.shape == (5, 5, 8)
+    assert (found.actions[:, :4] >= 0).all()
+    assert (found.actions[:, 4] == -1).all()
 
 
 def test_the_no_growth_score_is_that_of_held_out_hosts() -> None:
@@ -130,9 +133,9 @@ def test_the_best_policy_is_the_one_of_the_best_evaluation(monkeypatch: pytest.M
     assert is_best == [False, False, True, True, False, False]
 
 
-def outcome(results: EpisodeResults) -> tuple[float, ...]:
+def outcome(results: HostRuns) -> tuple[float, ...]:
     """Return the values that a record has of results, without the returns that tests change."""
-    return (*results.op_counts.mean(0).tolist(), results.flops.mean(), results.scores.mean())
+    return (*results.op_counts.mean(0).tolist(), results.flops.mean(), results.score.mean())
 
 
 def recorded(record: EvaluationRecord) -> tuple[float, ...]:
@@ -172,12 +175,12 @@ def test_the_final_comparison_uses_the_best_policy_and_the_deterministic_setting
     def run_trial(
         weights: dict[str, torch.Tensor], is_greedy: bool, *, is_final: bool
     ) -> tuple[float, ...]:
-        def make(envs: GrowthVectorEnv) -> LearnedController:
-            policy = make_policy(config, envs.slot_config)
+        def make(growth: GrowthEpisodes, _: slice) -> LearnedController:
+            policy = make_policy(config, growth.slot_config)
             policy.load_state_dict(weights)
             return LearnedController(policy, deterministic=is_greedy)
 
-        return outcome(Trials(config, task, stop, is_final=is_final).run(make)[0])
+        return outcome(Trials(config, task, stop, is_final=is_final).run(make))
 
     def final(weights: dict[str, torch.Tensor], is_greedy: bool) -> tuple[float, ...]:
         return run_trial(weights, is_greedy, is_final=True)

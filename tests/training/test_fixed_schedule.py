@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from esper.config.run import RunConfig
-from esper.environment import EpisodeResults, GrowthVectorEnv, run_episodes
+from esper.environment import GrowthVectorEnv, run_episodes
 from esper.lifecycle.factored_actions import Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.telemetry.records import EvaluationRecord, NoticeRecord
 from esper.training import trials
+from esper.training.host_runs import HostRuns
+from esper.training.host_trainer import HostTrainer
 from esper.training.runs import train
-from esper.training.setup import make_run_task, make_trial_envs
+from esper.training.setup import make_run_task
 from esper.training.signals import Stopped, StopRequest
 from esper.training.trials import (
     TRIAL_SEED,
@@ -23,7 +25,6 @@ from esper.training.trials import (
     best_stop,
     make_fixed,
     plan_growth,
-    returns_by_stop,
 )
 from tests.training.stopped_run import make_trainer
 from tests.training.tiny import Seen, tiny_config
@@ -36,14 +37,26 @@ N_HOSTS = 4
 
 
 def trial_envs(config: RunConfig, n_hosts: int = N_HOSTS) -> GrowthVectorEnv:
-    return make_trial_envs(config, make_run_task(config), n_hosts, is_final=False)
+    task = make_run_task(config)
+    return GrowthVectorEnv(task, n_hosts, reward=config.rewards, purpose="tuning", autoreset=False)
+
+
+def returns_by_stop(config: RunConfig, seed: int) -> HostRuns:
+    trainer = HostTrainer(
+        make_run_task(config),
+        purpose="tuning",
+        final_split="validation",
+        rewards=config.rewards,
+    )
+    make = partial(make_fixed, config.budget.n_epochs)
+    return trainer.run(range(seed, seed + N_HOSTS), make, every_epoch=("final",))
 
 
 def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
     """Return the best stopping epoch and the mean return of each, found by running each."""
     n_epochs = envs.task.budget.n_epochs
     means = [
-        float(run_episodes(envs, make_fixed(stop, envs), seed=seed).returns.mean())
+        float(run_episodes(envs, make_fixed(stop, envs.growth), seed=seed).returns.mean())
         for stop in range(n_epochs + 1)
     ]
     return int(np.argmax(means)), means
@@ -51,13 +64,14 @@ def best_by_trying(envs: GrowthVectorEnv, seed: int) -> tuple[int, list[float]]:
 
 @pytest.mark.parametrize("reward", ["dense", pytest.param("sparse", marks=pytest.mark.slow)])
 def test_one_training_gives_the_return_of_stopping_after_each_epoch(reward: str) -> None:
-    envs = trial_envs(tiny_config(**LONG, rewards__reward=reward))
-    returns = returns_by_stop(envs, seed=5)
+    config = tiny_config(**LONG, rewards__reward=reward)
+    envs, runs = trial_envs(config), returns_by_stop(config, 5)
     best, means = best_by_trying(envs, 5)
-    np.testing.assert_allclose(returns.mean(1), means, atol=1e-9)
-    assert best_stop(returns) == best
+    np.testing.assert_allclose(runs.returns_by_epoch.mean(0), means, atol=1e-9)
+    assert runs.may_finish.all()
+    assert best_stop(runs) == best
     assert 0 < best < envs.task.budget.n_epochs
-    grown = run_episodes(envs, make_fixed(12, envs), seed=5)
+    grown = run_episodes(envs, make_fixed(12, envs.growth), seed=5)
     assert (grown.op_counts[:, Op.GERMINATE] == len(envs.slot_config.slot_ids)).all()
 
 
@@ -92,10 +106,16 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
         monkeypatch.setattr(holder, "slot_config", forbidding)
     monkeypatch.setattr(trials, "plan_growth", lambda _: ())
     n_epochs = envs.task.budget.n_epochs
-    returns = returns_by_stop(envs, seed=5)
-    assert best_stop(returns) == n_epochs
-    results = run_episodes(envs, make_fixed(2, envs), seed=5)
+    results = run_episodes(envs, make_fixed(2, envs.growth), seed=5)
     assert (results.op_counts[:, Op.WAIT] == n_epochs).all()
+
+
+def test_hosts_that_may_not_stop_train_on_when_the_others_stop() -> None:
+    runs = returns_by_stop(tiny_config(budget__n_epochs=2), 0)
+    returns = np.array([[3.0, 0.0, 1.0], [0.0, 4.0, 1.0]])
+    for may_finish, best in (([True, True], 1), ([True, False], 0), ([False, False], 2)):
+        one = replace(runs, returns_by_epoch=returns, may_finish=np.array(may_finish))
+        assert best_stop(one) == best
 
 
 def test_the_schedule_runs_before_the_first_round_and_is_recorded_with_each_evaluation() -> None:
@@ -118,16 +138,17 @@ def test_the_schedule_runs_before_the_first_round_and_is_recorded_with_each_eval
 def test_the_first_evaluation_that_beats_the_schedule_is_recorded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: list[EpisodeResults] = []
+    found: list[HostRuns] = []
+    run = Trials.run
 
-    def run(*args: Any, **kwargs: Any) -> EpisodeResults:
-        found.append(run_episodes(*args, **kwargs))
+    def changed(*args: Any, **kwargs: Any) -> HostRuns:
+        found.append(run(*args, **kwargs))
         if len(found) > 2:  # no growth, the schedule
             fixed = found[1].returns.mean()
             found[-1].returns[:] = fixed + (0.0, -0.5, 0.25, -0.5, 0.75)[len(found) - 3]
         return found[-1]
 
-    monkeypatch.setattr(trials, "run_episodes", run)
+    monkeypatch.setattr(Trials, "run", changed)
     seen = Seen()
     trainer, _, _ = make_trainer(tiny_config(rounds=5, n_steps=3, budget__n_epochs=3), seen)
     trainer.run()
@@ -151,7 +172,7 @@ def test_the_schedule_chosen_at_the_start_is_compared_at_the_end(
         and (record.arm, record.purpose) == ("fixed", "final")
     )
     trials = Trials(config, make_run_task(config), StopRequest(), is_final=True)
-    hand, _ = trials.run(partial(make_fixed, 3))
+    hand = trials.run(partial(make_fixed, 3))
     assert final.ep_rew_mean == hand.returns.mean()
     assert final.n_epochs_mean == 3
     assert run.summary is not None

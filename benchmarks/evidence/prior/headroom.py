@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Annotated, Any, Unpack
 
@@ -22,6 +22,8 @@ import torch
 from esper.arrays import Floats
 from esper.config.checks import Bounds, check
 from esper.config.held_out_hosts import HEADROOM_HOSTS
+from esper.environment.draws import draw_seed
+from esper.environment.episodes import GrowthEpisodes
 from esper.errors import EsperError
 from esper.evidence.cache import ResultCache
 from esper.evidence.evaluation import (
@@ -33,19 +35,54 @@ from esper.evidence.evaluation import (
     report_work,
     shown_work,
 )
-from esper.evidence.host_trainer import HostTrainer, OnShare, run_candidates
 from esper.evidence.search_space import Candidate
 from esper.evidence.setting import find_prices, find_setting
-from esper.evidence.tuning import Choice, Tuned, TunedArms, TuningRuns, report_part
+from esper.evidence.tuning import (
+    Choice,
+    Tuned,
+    TunedArms,
+    TuningRuns,
+    report_part,
+    run_candidates,
+)
 from esper.formatting import points
 from esper.populations.host_data import Split
 from esper.statistics import Interval, mean_interval, paired_interval
-from esper.tasks import Task
+from esper.tasks import Task, TaskDraw
+from esper.training.host_trainer import HostTrainer
+from esper.training.worker_pool import OnShare
 
 _SPLITS: tuple[Split, Split] = ("final", "validation")
 """What the first training of each host is scored on, and the second."""
 TRUSTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 """Weights of a host's own scores: 0 chooses the same for all hosts, 1 each host's own best."""
+
+
+OFFSET = 2**40
+"""Added to the number of a host that is trained again."""
+
+
+class SecondTraining(HostTrainer):
+    """Trains the same draws with other weights and batches, in this process."""
+
+    def __init__(self, first: HostTrainer) -> None:
+        """Prepare to train the hosts of a trainer again."""
+        self._draws: dict[int, int] = {}
+        sample, draws = first.task.sample, self._draws
+
+        def draw(seed: int) -> TaskDraw:
+            return sample(draws.get(seed, seed))
+
+        task = first.task if first.task.draw is None else replace(first.task, draw=draw)
+        super().__init__(task, purpose=first.purpose, final_split=first.final_split)
+
+    def start(self, hosts: Sequence[int]) -> GrowthEpisodes:
+        """Start the episodes of hosts, with the draws of their first training."""
+        again = [host + OFFSET for host in hosts]
+        for one, other in zip(again, hosts, strict=True):
+            first = draw_seed(self.purpose, other, 0)
+            self._draws[draw_seed(self.purpose, one, 0)] = first
+        return super().start(again)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +115,7 @@ def score_candidates(
 
     def run(training: int) -> dict[str, Floats]:
         runs = run_candidates(
-            trainer.again() if training else trainer,
+            SecondTraining(trainer) if training else trainer,
             pairs,
             every_epoch=(_SPLITS[training],),
             on_share=report_part(on_share, training, 2),

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from esper.errors import ConfigError, did_you_mean
-from esper.evidence.host_runs import HostRuns
 from esper.results.arms import LABELS, LEARNED, NO_GROWTH, Arm, Kind
 from esper.tamiyo.policy.ablation import shuffled_columns
+from esper.training.host_runs import HostRuns, make_arm
 
 SHUFFLED = "shuffled"
 ARMS: dict[str, Kind] = {
@@ -59,28 +57,22 @@ def kind_of(name: str) -> Kind:
     return ARMS.get(name.partition(":")[0], "simple")
 
 
-def make_arm(name: str, runs: Sequence[HostRuns], price: float, **facts: Any) -> Arm:
-    """Return the result of an arm.
+def evaluated_arm(name: str, runs: Sequence[HostRuns], price: float, **facts: Any) -> Arm:
+    """Return the result of an arm of an evaluation.
 
     Args:
         name: Name of the arm.
         runs: Its host runs, one entry per training run; arms without training have one entry.
         price: Score that the FLOPs of one reference run cost.
-        **facts: Further fields of :class:`Arm`; by default its kind and label are those of an
-            evaluation.
+        **facts: Further fields of :class:`Arm`.
     """
     family, _, pattern = name.partition(":")
     label = LABELS.get(family, name) + (pattern and f" ({pattern})")
     if name in ("fixed", "heuristic"):
         label = label.replace("the ", "the tuned ", 1)
-    stacked: dict[str, Any] = {
-        field: np.stack([np.asarray(getattr(one, field), np.float64) for one in runs])
-        for field in ("score", "flops", "parameters", "grown_parameters", "n_epochs")
-    }
-    fields: dict[str, Any] = {
+    own: dict[str, Any] = {
         "label": label,
         "kind": kind_of(name),
-        "returns": stacked["score"] - price * stacked["flops"],
         "test_reads": max(int(one.n_reads.max()) for one in runs),
     }
-    return Arm(name=name, **(fields | stacked | facts))
+    return make_arm(name, runs, price=price, **(own | facts))

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.evidence.host_runs import HostRuns
 from esper.storage.files import make_folder, read_file, storage_errors, write_atomic
+from esper.training.host_runs import HostRuns
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -30,6 +30,7 @@ _SOURCES = (
     "simic/policy",
     "tamiyo",
     "tasks",
+    "training",
 )
 """The parts of Esper that determine the results of a host."""
 

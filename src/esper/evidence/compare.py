@@ -11,7 +11,7 @@ from typing import Annotated, Any, Unpack, cast
 from esper.config.checks import Bounds, check
 from esper.config.growth import GrowthConfig
 from esper.errors import ConfigError
-from esper.evidence.arms import make_arm
+from esper.evidence.arms import evaluated_arm
 from esper.evidence.evaluation import (
     MIN_HOSTS,
     EvalOptions,
@@ -21,7 +21,6 @@ from esper.evidence.evaluation import (
     report_work,
     shown_work,
 )
-from esper.evidence.host_trainer import Helpers, HostTrainer, MakeController, make_saved
 from esper.evidence.setting import (
     find_common_setting,
     find_prices,
@@ -33,8 +32,9 @@ from esper.results.arms import LABELS, Arm
 from esper.results.evidence import Evidence
 from esper.tamiyo import Controller, SavedController
 from esper.tasks import Task
+from esper.training.host_trainer import Helpers, HostTrainer, MakeController
 from esper.training.lookup import AnyController, find_saved
-from esper.training.trials import make_named
+from esper.training.trials import make_named, make_saved
 
 
 def compare(
@@ -123,7 +123,7 @@ def _run_all(
             on_share=report_work(on_progress, task, name, number, len(given)),
         )
         arms.append(
-            make_arm(
+            evaluated_arm(
                 name,
                 [runs],
                 task.budget.flop_price,

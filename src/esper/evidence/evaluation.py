@@ -14,17 +14,7 @@ import torch
 from esper.config.checks import Bounds, Seed, check
 from esper.config.held_out_hosts import EVALUATION_HOSTS, HostNumbers
 from esper.errors import ConfigError
-from esper.evidence.arms import choose_arms, kind_of, make_arm
-from esper.evidence.host_runs import HostRuns
-from esper.evidence.host_trainer import (
-    BATCH_HOSTS,
-    Helpers,
-    HostTrainer,
-    MakeController,
-    OnShare,
-    count_batches,
-    make_saved,
-)
+from esper.evidence.arms import choose_arms, evaluated_arm, kind_of
 from esper.evidence.matched_arms import (
     at_same_epochs,
     at_same_flops,
@@ -48,8 +38,17 @@ from esper.results.arms import LABELS, LEARNED, NO_GROWTH, Arm
 from esper.results.evidence import Evidence, EvidenceList
 from esper.tamiyo import SavedController
 from esper.tasks import Task
+from esper.training.host_runs import HostRuns
+from esper.training.host_trainer import (
+    BATCH_HOSTS,
+    Helpers,
+    HostTrainer,
+    MakeController,
+    count_batches,
+)
 from esper.training.lookup import AnyController
-from esper.training.trials import make_named
+from esper.training.trials import make_named, make_saved
+from esper.training.worker_pool import OnShare
 from esper.training.workers import Workload, choose_pool
 
 MIN_HOSTS = 2
@@ -59,7 +58,7 @@ SCRATCH = {"scratch-same-epochs": at_same_epochs, "scratch-same-flops": at_same_
 """The arms that read the same training from scratch at different epochs."""
 
 
-WARM_UP = "esper.evidence.host_trainer"
+WARM_UP = "esper.evidence.tuning"
 """Imports everything that a worker of an evaluation needs."""
 
 
@@ -249,10 +248,10 @@ class Evaluation:
             runs = self._cached(
                 {"arm": name}, lambda: self._trainer.run(self._hosts, make, on_share=report)
             )
-            return make_arm(name, [runs], price)
+            return evaluated_arm(name, [runs], price)
         if name == LEARNED:
             episodes = [training_episodes(saved) for saved in self._saved]
-            return make_arm(
+            return evaluated_arm(
                 name,
                 learned,
                 price,
@@ -260,7 +259,7 @@ class Evaluation:
                 tuning_runs=round(sum(episodes) / len(episodes)),
             )
         matched = [self._run_matched(name, n, price, one) for n, one in enumerate(learned)]
-        return make_arm(name, matched, price)
+        return evaluated_arm(name, matched, price)
 
     def _run_learned(self, n: int, price: float) -> HostRuns:
         trainer, make = self._trainer_at(price), partial(make_saved, self._saved[n])

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from esper.arrays import Features, Flags, Floats, Integers
 from esper.environment.episodes import GrowthEpisodes
-from esper.evidence.host_runs import Goals, HostRuns, has_spent
-from esper.evidence.host_trainer import LONGER, HostTrainer, OnShare
 from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, GrowthAction, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
@@ -25,7 +23,10 @@ from esper.tamiyo import Controller, RandomController, Replay
 from esper.tamiyo.controllers.controller import EpochCounter
 from esper.tamiyo.controllers.simple import draw_rows
 from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.training.host_runs import Goals, HostRuns, has_spent
+from esper.training.host_trainer import LONGER, HostTrainer
 from esper.training.trials import make_named
+from esper.training.worker_pool import OnShare
 
 _OP = HEAD_NAMES.index("op")
 

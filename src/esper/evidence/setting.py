@@ -17,11 +17,11 @@ from esper.environment.hosts import data_digest
 from esper.environment.options import find_task
 from esper.errors import ConfigError, RunError, TaskError
 from esper.evidence.cache import ResultCache
-from esper.evidence.host_trainer import BATCH_HOSTS
 from esper.results.arms import Arm
 from esper.results.evidence import Evidence, make_evidence
 from esper.tamiyo import SavedController
 from esper.tasks import Task
+from esper.training.host_trainer import BATCH_HOSTS
 from esper.training.lookup import AnyController, find_saved
 
 DEFAULT_TASK = "digits-family"

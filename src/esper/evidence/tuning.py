@@ -10,21 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.arrays import Floats
-from esper.evidence.arms import make_arm
+from esper.arrays import Features, Flags, Floats, Integers
+from esper.environment.episodes import GrowthEpisodes
+from esper.evidence.arms import evaluated_arm
 from esper.evidence.cache import ResultCache
-from esper.evidence.host_trainer import HostTrainer, OnShare, run_candidates
 from esper.evidence.search_space import (
     Candidate,
     fixed_candidates,
     heuristic_candidates,
     size_candidates,
 )
+from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.populations.host_data import Split
 from esper.results.arms import Arm
+from esper.tamiyo import Controller
+from esper.tamiyo.controllers.controller import EpochCounter
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.training.host_runs import HostRuns
+from esper.training.host_trainer import HostTrainer
+from esper.training.worker_pool import OnShare
+
+_OP = HEAD_NAMES.index("op")
 
 Curves = tuple[Floats, Floats]
 """Score and FLOPs of a host run, ``[T + 1]`` each, had the host stopped after each epoch."""
@@ -172,6 +184,90 @@ def report_part(on_share: OnShare, number: int, n_parts: int) -> OnShare:
     return lambda share: on_share((number + share) / n_parts)
 
 
+class Stopping:
+    """A controller wrapper that finishes each host after its own number of epochs."""
+
+    def __init__(self, controller: Controller, stops: Integers) -> None:
+        self._controller, self._stops = controller, np.asarray(stops, np.int64)
+        self.name = controller.name
+        self._epochs = EpochCounter()
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start the wrapped controller."""
+        self._epochs.start(n_hosts)
+        self._controller.start(n_hosts, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Choose an action for each host."""
+        is_due = self._epochs.count(observations, starts) >= self._stops
+        actions = self._controller.act(observations, masks, starts).copy()
+        actions[is_due, _OP] = Op.FINISH
+        return actions
+
+
+class ControllerGroup:
+    """Several controllers, each of which steers a consecutive range of hosts."""
+
+    name = "group"
+
+    def __init__(self, controllers: Sequence[Controller], sizes: Sequence[int]) -> None:
+        self._controllers = list(controllers)
+        self._ends = np.cumsum(sizes).tolist()
+        self._ranges = list(zip([0, *self._ends[:-1]], self._ends, strict=True))
+
+    def start(self, n_hosts: int, *, seed: int = 0) -> None:
+        """Start every controller for its hosts."""
+        assert n_hosts == self._ends[-1], "the controllers steer all hosts"
+        for controller, (first, end) in zip(self._controllers, self._ranges, strict=True):
+            controller.start(end - first, seed=seed)
+
+    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
+        """Let every controller choose for its hosts."""
+        rows = [
+            controller.act(observations[first:end], masks.of_hosts(first, end), starts[first:end])
+            for controller, (first, end) in zip(self._controllers, self._ranges, strict=True)
+        ]
+        return np.concatenate(rows)
+
+
+def _make_candidates(
+    candidates: Sequence[Candidate], stops: Integers | None, growth: GrowthEpisodes, batch: slice
+) -> Controller:
+    """Return controllers of which each follows the candidate of its hosts."""
+    own = groupby(candidates[batch])
+    groups = [(candidate, len(list(same))) for candidate, same in own]
+    controllers = [candidate.make(growth.layout) for candidate, _ in groups]
+    group = ControllerGroup(controllers, [size for _, size in groups])
+    return group if stops is None else Stopping(group, stops[batch])
+
+
+def run_candidates(
+    trainer: HostTrainer,
+    pairs: Sequence[tuple[Candidate, int]],
+    *,
+    stops: Integers | None = None,
+    every_epoch: Sequence[Split] = (),
+    on_share: OnShare = lambda _: None,
+) -> HostRuns:
+    """Train hosts, each with its own candidate.
+
+    Args:
+        trainer: Trains the hosts.
+        pairs: The candidate and the number of each host.
+        stops: ``[N]`` epochs after which each host is finished; by default the end of the budget.
+        every_epoch: Splits to score on after every epoch.
+        on_share: Called with the share that is done.
+    """
+    candidates = [candidate for candidate, _ in pairs]
+    return trainer.run(
+        [host for _, host in pairs],
+        partial(_make_candidates, candidates, None if stops is None else np.asarray(stops)),
+        seeds={index: candidate.first_seeds() for index, (candidate, _) in enumerate(pairs)},
+        every_epoch=every_epoch,
+        on_share=on_share,
+    )
+
+
 TUNING = "tuning"
 """How descriptions of work that tunes an arm begin."""
 N_HEURISTICS = 64
@@ -226,7 +322,7 @@ class TunedArms:
             key, lambda: run_candidates(self._trainer, pairs, stops=stops, on_share=report)
         )
         setting, n_runs = tuned.best.describe(), len(tuned.runs)
-        return make_arm(arm, [runs], price, setting=setting, tuning_runs=n_runs)
+        return evaluated_arm(arm, [runs], price, setting=setting, tuning_runs=n_runs)
 
     def tune(self, arm: str, price: float) -> Tuned:
         """Choose a setting of an arm for all hosts."""

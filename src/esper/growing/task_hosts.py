@@ -44,7 +44,7 @@ from esper.tamiyo import Controller, NoGrowth, Replay
 from esper.tasks import Task
 from esper.training.lookup import PROGRESSIVE, PROGRESSIVE_GROWTH, AnyController, find_controller
 from esper.training.run import Run
-from esper.training.setup import make_run_task, make_trial_envs
+from esper.training.setup import make_run_task, trial_rewards
 from esper.training.trials import TRIAL_SEED
 
 
@@ -97,7 +97,14 @@ def grow_best_host(run: Run, *, allow_code: bool = False) -> Grown:
     run.require_trusted_task(allow_code=allow_code)
     best = summary.best_host
     task = make_run_task(run.config)
-    envs = make_trial_envs(run.config, task, 1, is_final=True)
+    envs = GrowthVectorEnv(
+        task,
+        1,
+        reward=trial_rewards(run.config.rewards),
+        purpose="evaluation",
+        final_split="test",
+        autoreset=False,
+    )
     actions = np.array(best.actions, np.int64).reshape(1, -1, len(HEAD_NAMES))
     return _grow_host(envs, Replay(actions), TRIAL_SEED + best.number, ignore_step)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,9 +13,6 @@ from esper.config.catalogue import CONTROLLERS
 from esper.config.checks import NonNegativeInt, PositiveInt, check, types_of
 from esper.errors import ConfigError, EvidenceError
 from esper.formatting import html_table, many
-
-if TYPE_CHECKING:
-    from esper.environment import EpisodeResults
 
 Kind = Literal["learned", "tuned", "simple", "same_epochs", "same_flops", "ablation"]
 """The kind of an arm, which determines what can be claimed against it:
@@ -100,24 +97,6 @@ class Arm:
                     check(f"{name} of arm {self.name}", getattr(self, name), kind)
         except ConfigError as error:
             raise EvidenceError(str(error)) from error
-
-    @classmethod
-    def of_episodes(cls, name: str, results: EpisodeResults) -> Arm:
-        """Return the result of a controller from one episode of each host."""
-        values: dict[str, Any] = {
-            "score": results.scores,
-            "returns": results.returns,
-            "flops": results.flops,
-            "parameters": results.host_parameters + results.seed_parameters,
-            "grown_parameters": results.seed_parameters,
-            "n_epochs": results.n_epochs,
-        }
-        return cls(
-            name=name,
-            label=LABELS.get(name, name),
-            kind="learned" if name == LEARNED else "simple",
-            **{field: array[None] for field, array in values.items()},
-        )
 
     def __repr__(self) -> str:
         means = ", ".join(f"{name} {text}" for name, text in self.means().items())

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from esper.config.memory import used_memory
 from esper.config.run import RunConfig
 from esper.config.toml import write_toml
-from esper.environment import EpisodeResults
 from esper.environment.rewards import REWARD_TERMS
 from esper.growth.host_slots import slots
 from esper.growth.modules import named_modules
@@ -26,6 +25,7 @@ from esper.lifecycle.factored_actions import HEAD_NAMES, HEADS_READ_BY, Op, choi
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.rollout.collector import CollectedStep
 from esper.telemetry.records import EvaluationRecord, RoundRecord, RunRecord, UpdateRecord
+from esper.training.host_runs import HostRuns
 from esper.training.ppo_recording import BY_HEAD, STATISTICS
 from esper.training.worker_pool import PoolStatus
 from esper.version import __version__
@@ -220,7 +220,7 @@ def refused_record(round_number: int, n_updates: int, refusal: str) -> UpdateRec
 
 
 def evaluation_record(
-    results: EpisodeResults,
+    runs: HostRuns,
     *,
     round_number: int,
     arm: str,
@@ -230,19 +230,19 @@ def evaluation_record(
     seconds: float,
 ) -> EvaluationRecord:
     """Return the record of an evaluation; the final one is on the test split."""
-    ops = results.op_counts.mean(0)
+    ops = runs.op_counts.mean(0)
     return EvaluationRecord(
         round=round_number,
         arm=arm,
         purpose=purpose,
         split="test" if purpose == "final" else "validation",
-        n_episodes=len(results.returns),
-        ep_rew_mean=float(results.returns.mean()),
-        score_mean=float(results.scores.mean()),
-        flops_mean=float(results.flops.mean()),
-        n_epochs_mean=float(results.n_epochs.mean()),
-        host_parameters_mean=float(results.host_parameters.mean()),
-        seed_parameters_mean=float(results.seed_parameters.mean()),
+        n_episodes=len(runs.returns),
+        ep_rew_mean=float(runs.returns.mean()),
+        score_mean=float(runs.score.mean()),
+        flops_mean=float(runs.flops.mean()),
+        n_epochs_mean=float(runs.n_epochs.mean()),
+        host_parameters_mean=float(runs.host_parameters.mean()),
+        seed_parameters_mean=float(runs.grown_parameters.mean()),
         ops=json.dumps({op.name.lower(): float(ops[op]) for op in Op}),
         is_best=is_best,
         fixed_reward=fixed_reward,

@@ -12,9 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Unpack
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from esper.config.checks import names_code, require_trusted_task
 from esper.config.run import TASK_OBJECT, RunConfig, RunSettings
@@ -25,7 +23,6 @@ from esper.config.toml import (
     source_config,
     write_toml,
 )
-from esper.environment import EpisodeResults
 from esper.environment.options import find_task
 from esper.errors import (
     ConfigError,
@@ -48,6 +45,8 @@ from esper.telemetry import TelemetryWarning, TelemetryWriter
 from esper.telemetry.damage import set_aside
 from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
+from esper.training.host_runs import HostRuns, make_arm
+from esper.training.host_trainer import MakeController
 from esper.training.output import ActivityFile, RecordOutput, TrialProgress, shown_run
 from esper.training.records import evaluation_record
 from esper.training.run import Run
@@ -57,7 +56,6 @@ from esper.training.state import Progress, require_saved_config
 from esper.training.trainer import Trainer
 from esper.training.trials import (
     TRIAL_SEED,
-    MakeController,
     Trials,
     make_fixed,
     make_learned,
@@ -90,17 +88,17 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Evide
             n_trials=len(names),
         )
         start, show = perf_counter(), partial(_show_share, output, trial)
-        episodes, taken = trials.run(_controller_maker(trainer, arm), show)
+        runs = trials.run(_controller_maker(trainer, arm), show)
         record = evaluation_record(
-            episodes,
+            runs,
             round_number=progress.round,
             arm=arm,
             purpose="final",
             seconds=perf_counter() - start,
         )
         output.write([record])
-        arms.append(Arm.of_episodes(arm, episodes))
-        best = find_best(episodes, taken) if arm == LEARNED else best
+        arms.append(make_arm(arm, [runs]))
+        best = find_best(runs) if arm == LEARNED else best
     evidence = make_evidence(
         arms,
         task=config.task,
@@ -121,10 +119,10 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Evide
     return evidence
 
 
-def find_best(results: EpisodeResults, actions: NDArray[np.int64]) -> BestHost:
-    """Return the episode with the highest return, given the actions ``[N, T, H]`` of all."""
-    number = int(results.returns.argmax())
-    taken = actions[number]
+def find_best(runs: HostRuns) -> BestHost:
+    """Return the episode with the highest return."""
+    number = int(runs.returns.argmax())
+    taken = runs.actions[number]
     return BestHost(number=number, actions=taken[taken[:, 0] >= 0].tolist())
 
 

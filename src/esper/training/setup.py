@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from esper.config.checks import require_choice
-from esper.config.growth import GrowthConfig
+from esper.config.growth import GrowthConfig, RewardConfig
 from esper.config.memory import require_memory
 from esper.config.run import TASK_OBJECT, RunConfig
 from esper.config.toml import SourcedConfig
-from esper.environment import GrowthVectorEnv
 from esper.environment.vector_env import MIN_HOST_BYTES
 from esper.errors import ConfigError, EsperError, TaskError
 from esper.growth.host_slots import slots
@@ -163,25 +162,13 @@ def split_evenly(count: int, maximum: int) -> list[int]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def make_trial_envs(
-    config: RunConfig, task: Task, n_hosts: int, *, is_final: bool
-) -> GrowthVectorEnv:
-    """Return environments of one episode each, on held-out hosts for tuning or the final trials.
+def trial_rewards(rewards: RewardConfig) -> RewardConfig:
+    """Return the rewards of a run's trials on held-out hosts.
 
     Where rewards are relative to a schedule, returns of trials are relative to no growth,
     which costs less and means more.
     """
-    rewards = config.rewards
-    if rewards.reward == "scheduled":
-        rewards = replace(rewards, reward="paired")
-    return GrowthVectorEnv(
-        task,
-        n_hosts,
-        reward=rewards,
-        purpose="evaluation" if is_final else "tuning",
-        final_split="test" if is_final else "validation",
-        autoreset=False,
-    )
+    return replace(rewards, reward="paired") if rewards.reward == "scheduled" else rewards
 
 
 def make_policy(config: RunConfig, slot_config: SlotConfig) -> SlotPolicy:

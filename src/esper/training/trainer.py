@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from esper.config.run import RunConfig
-from esper.environment import EpisodeResults, GrowthVectorEnv
+from esper.environment import GrowthVectorEnv
 from esper.errors import NonFiniteError, RolloutError, TrainingError, WorkerError
 from esper.results.arms import NO_GROWTH
 from esper.simic.schedules import interpolate
@@ -20,6 +20,7 @@ from esper.storage.state import State
 from esper.tasks import Task
 from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
+from esper.training.host_runs import HostRuns
 from esper.training.lessons import teach
 from esper.training.output import RecordOutput, TrialProgress
 from esper.training.ppo_recording import update_record
@@ -39,7 +40,7 @@ from esper.training.worker_pool import OnShare, Pool
 MAX_REFUSALS = 3
 """Updates in a row that may be rejected before a run fails."""
 
-Trial = Callable[[Trials, OnShare], EpisodeResults]
+Trial = Callable[[Trials, OnShare], HostRuns]
 """Runs a controller on the hosts of evaluations."""
 
 
@@ -167,8 +168,8 @@ class Trainer:
         self._describe_run()
         progress = self.parts.progress
         make = partial(make_named, NO_GROWTH)
-        plain = self._run_baseline(NO_GROWTH, lambda trials, show: trials.run(make, show)[0])
-        progress.no_growth_score = float(plain.scores.mean())
+        plain = self._run_baseline(NO_GROWTH, lambda trials, show: trials.run(make, show))
+        progress.no_growth_score = float(plain.score.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
         if self.config.first_policy == "taught":
@@ -193,17 +194,17 @@ class Trainer:
         host = None if self.task.draws_designs else self.task.make_host(0)
         self._write(run_record(self.config, self.parts.slot_config, host, self._name))
 
-    def _run_baseline(self, arm: str, run: Trial) -> EpisodeResults:
+    def _run_baseline(self, arm: str, run: Trial) -> HostRuns:
         """Run and record a trial before the first round."""
         results, seconds = self._run_trial(arm, run)
         self._write(evaluation_record(results, round_number=0, arm=arm, seconds=seconds))
         return results
 
-    def _run_fixed(self, trials: Trials, show: OnShare) -> EpisodeResults:
+    def _run_fixed(self, trials: Trials, show: OnShare) -> HostRuns:
         """Choose when the fixed schedule stops, and run it."""
         stop = trials.find_stop(lambda share: show(share / 2))
         self.parts.progress.fixed_stop = stop
-        return trials.run(partial(make_fixed, stop), lambda share: show(0.5 + share / 2))[0]
+        return trials.run(partial(make_fixed, stop), lambda share: show(0.5 + share / 2))
 
     def _run_round(self) -> None:
         """Fill the rest of the buffer, update the policy and record the round."""
@@ -309,7 +310,7 @@ class Trainer:
         self.stop.check()
         learned = partial(make_learned, self.config, parts.policy.state_dict())
         results, seconds = self._run_trial(
-            "learned", lambda trials, show: trials.run(learned, show)[0]
+            "learned", lambda trials, show: trials.run(learned, show)
         )
         mean = float(results.returns.mean())
         best = progress.best_return
@@ -371,7 +372,7 @@ class Trainer:
         """Let the hosts of the next steps be grown by the policy as it is now."""
         self.parts.rollout.set_weights(self.parts.agent.weights())
 
-    def _run_trial(self, arm: str, run: Trial) -> tuple[EpisodeResults, float]:
+    def _run_trial(self, arm: str, run: Trial) -> tuple[HostRuns, float]:
         """Return the results of a trial on the hosts of evaluations, and the seconds it took."""
         start, n_hosts = perf_counter(), self._trials.n_hosts
 

@@ -106,6 +106,8 @@ class Pool:
         """
         tasks = [_Task(number, job) for number, job in enumerate(jobs)]
         show = _show_progress(tasks, on_share)
+        check()
+        show()
         for task in tasks:
 
             def report(share: float, task: _Task = task) -> None:
@@ -225,6 +227,7 @@ class WorkerPool(Pool, ABC):
         """Compute jobs and return their results in the same order."""
         tasks = [_Task(number, job) for number, job in enumerate(jobs)]
         waiting, show = list(tasks), _show_progress(tasks, on_share)
+        show()
         try:
             while waiting or self._busy:
                 check()

@@ -8,12 +8,13 @@ import torch
 
 from esper.environment import GrowthVectorEnv, run_episodes
 from esper.environment.draws import PURPOSES, draw_seed
-from esper.evidence.host_trainer import BATCH_HOSTS, HostTrainer, Stopping
+from esper.evidence.tuning import Stopping
 from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.stages import Stage
 from esper.populations import FirstSeed
 from esper.tamiyo import FixedSchedule, NoGrowth, Planting, RandomController
 from esper.tasks import make_task
+from esper.training.host_trainer import BATCH_HOSTS, HostTrainer
 
 N_EPOCHS = 9
 HOSTS = range(4)
@@ -128,7 +129,7 @@ def test_a_population_can_be_reused_for_fewer_hosts() -> None:
 def test_the_batch_size_does_not_change_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer()
     whole = trainer.run(range(5), lambda *_: NoGrowth())
-    monkeypatch.setattr("esper.evidence.host_trainer.BATCH_HOSTS", 2)
+    monkeypatch.setattr("esper.training.host_trainer.BATCH_HOSTS", 2)
     parts = make_trainer().run(range(5), lambda *_: NoGrowth())
     np.testing.assert_allclose(parts.score, whole.score)
     np.testing.assert_allclose(parts.flops, whole.flops)

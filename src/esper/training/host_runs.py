@@ -17,11 +17,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.arrays import Floats, Integers
+from esper.arrays import Flags, Floats, Integers
 from esper.environment.episodes import GrowthEpisodes, StepResult
 from esper.lifecycle.factored_actions import HEAD_NAMES, STYLES, Op
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
+from esper.results.arms import LABELS, LEARNED, Arm
 
 SCORES = ("final", "validation")
 _SLOT = HEAD_NAMES.index("slot")
@@ -47,8 +48,12 @@ class Goals:
 class HostRuns:
     """The results of hosts, ``[N]`` each, and the actions that led to them."""
 
+    draw_seed: Integers
+    """Determines the host; equal seeds pair the results of two controllers."""
     score: Floats
     """Score of the settled host on the final split, at its end."""
+    returns: Floats
+    """Sum of rewards."""
     flops: Floats
     """FLOPs spent, as a share of the reference run's."""
     parameters: Integers
@@ -64,6 +69,8 @@ class HostRuns:
     """``[N, T + 1, 8]`` action of each step, -1 after the end."""
     op_counts: Integers
     """``[N, O]`` how often each op was carried out."""
+    may_finish: Flags
+    """Whether the host may stop before the end of its budget."""
     slot: Integers
     """``[N, C]`` index of the slot of each settled seed, in the order of germination; -1 where a
     host has fewer."""
@@ -82,6 +89,8 @@ class HostRuns:
     validation_by_epoch: Floats
     """``[N, T + 1]`` score of the settled host on the validation samples, likewise."""
     parameters_by_epoch: Floats
+    returns_by_epoch: Floats
+    """``[N, T + 1]`` return, without shaping, had the host stopped after each epoch."""
 
     @property
     def grown_parameters(self) -> Integers:
@@ -94,6 +103,7 @@ class HostRuns:
         return replace(
             self,
             score=self.score_by_epoch[at],
+            returns=self.returns_by_epoch[at],
             flops=self.flops_by_epoch[at],
             parameters=self.parameters_by_epoch[at],
             n_epochs=np.minimum(epochs, self.n_epochs),
@@ -122,6 +132,32 @@ _NO_SEED = {"slot": -1, "blueprint": -1, "style": 0, "alpha": 0.0, "number": 0}
 """The columns of settled seeds, and their values where a host has fewer."""
 
 
+def make_arm(
+    name: str, runs: Sequence[HostRuns], *, price: float | None = None, **facts: Any
+) -> Arm:
+    """Return the result of a controller.
+
+    Args:
+        name: Its name.
+        runs: Its host runs, one entry per training run; controllers without training have one.
+        price: Score that the FLOPs of one reference run cost; None if the return is the sum of the
+            rewards.
+        **facts: Further fields of :class:`Arm`; label and kind follow from the name by default.
+    """
+
+    def stack(field: str) -> Floats:
+        return np.stack([np.asarray(getattr(one, field), np.float64) for one in runs])
+
+    names = ("score", "flops", "parameters", "grown_parameters", "n_epochs")
+    values: dict[str, Any] = {field: stack(field) for field in names}
+    values["returns"] = (
+        stack("returns") if price is None else values["score"] - price * values["flops"]
+    )
+    values["label"] = LABELS.get(name, name)
+    values["kind"] = "learned" if name == LEARNED else "simple"
+    return Arm(name=name, **(values | facts))
+
+
 def has_spent(spent: Floats, flops: Floats) -> NDArray[np.bool_]:
     """Return where at least ``flops`` were spent, up to rounding of their sum."""
     return spent >= flops * (1.0 - 1e-9)
@@ -145,11 +181,13 @@ class Recorder:
         self._settled_numbers = {pair: list[int]() for pair in np.ndindex(shape)}
         """The same after the epoch that counts."""
         self._n_planted, self._n_germinated = np.zeros((2, n), np.int64)
-        self._final_score, self._n_reads = np.full(n, np.nan), np.zeros(n, np.int64)
+        self._final_score, self._returns = np.full(n, np.nan), np.zeros(n)
+        self._n_reads = np.zeros(n, np.int64)
+        self._may_finish = growth.masks()["op"][:n, Op.FINISH].numpy().copy()
         columns = n_epochs + 1 if every_epoch or goals is not None else 0
         self._by_epoch = {
             name: np.full((n, columns), np.nan if name in SCORES else 0.0)
-            for name in (*SCORES, "flops", "parameters")
+            for name in (*SCORES, "flops", "parameters", "returns")
         }
         self._score(np.ones(n, np.bool_))
 
@@ -177,6 +215,7 @@ class Recorder:
         ops, was_running = result.op_done[trained], result.was_running[trained]
         running = np.flatnonzero(was_running)
         self._actions[running, self.n_steps] = actions[running]
+        self._returns[running] += result.terms.total[running]
         self.n_steps += 1
         np.add.at(self._op_counts, (running, ops[running]), 1)
         for host in running[ops[running] == Op.GERMINATE].tolist():
@@ -210,6 +249,7 @@ class Recorder:
             self._n_reads[hosts] += split == "final"
         self._by_epoch["flops"][at] = growth.records.flops_used[hosts]
         self._by_epoch["parameters"][at] = self._parameters()[hosts]
+        self._by_epoch["returns"][at] = growth.returns_if_stopped()[hosts]
         if self._goals is not None:
             self._score_at_goals(self._goals, chosen)
 
@@ -280,7 +320,9 @@ class Recorder:
         records, trained = self._growth.records, slice(self._n)
         settled = self._settled_seeds()
         return HostRuns(
+            draw_seed=records.draw_seed[trained].copy(),
             score=self._final_score,
+            returns=self._returns,
             flops=records.flops_used[trained].copy(),
             parameters=self._parameters(),
             host_parameters=records.n_parameters[trained].copy(),
@@ -289,9 +331,11 @@ class Recorder:
             n_reads=self._n_reads,
             actions=self._actions,
             op_counts=self._op_counts,
+            may_finish=self._may_finish,
             **settled,
             score_by_epoch=self._by_epoch["final"],
             flops_by_epoch=self._by_epoch["flops"],
             validation_by_epoch=self._by_epoch["validation"],
             parameters_by_epoch=self._by_epoch["parameters"],
+            returns_by_epoch=self._by_epoch["returns"],
         )

@@ -1,35 +1,29 @@
-"""Training the hosts of a task for an evaluation, in batches. Shapes: N = hosts."""
+"""Training the held-out hosts of a task under a controller, in batches. Shapes: N = hosts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
+from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
-from esper.arrays import Features, Flags, Integers
-from esper.config.growth import Budget, GrowthConfig
+from esper.arrays import Integers
+from esper.config.growth import Budget, GrowthConfig, RewardConfig
 from esper.environment.draws import FinalSplit, Purpose, draw_seed
 from esper.environment.episodes import GrowthEpisodes, StepResult
-from esper.environment.options import find_task, require_splits
+from esper.environment.options import require_splits
 from esper.environment.runner import steer_hosts
-from esper.evidence.host_runs import Goals, HostRuns, Recorder, join_runs
-from esper.evidence.search_space import Candidate
-from esper.lifecycle.factored_actions import HEAD_NAMES, Op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import FirstSeed
 from esper.populations.host_data import Split
-from esper.tamiyo import Controller, SavedController
-from esper.tamiyo.controllers.controller import EpochCounter
-from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tasks import Task, TaskDraw
-from esper.training.setup import make_in_worker
-from esper.training.trials import shuffle_for
+from esper.tamiyo import Controller
+from esper.tasks import Task
+from esper.tasks.registry import create_task
+from esper.training.host_runs import Goals, HostRuns, Recorder, join_runs
+from esper.training.setup import make_in_worker, split_evenly
 from esper.training.worker_pool import Job, OnShare, Pool
 
 BATCH_HOSTS = 128
@@ -39,8 +33,6 @@ MAX_TRAINERS = 4
 LONGER = 2
 """Factor on the budget of hosts that must spend as many FLOPs as others."""
 
-_OP = HEAD_NAMES.index("op")
-
 MakeController = Callable[[GrowthEpisodes, slice], Controller]
 """Makes the controller of a batch from its episodes and the indices of its hosts. Workers need one
 that can be pickled."""
@@ -49,22 +41,6 @@ that can be pickled."""
 def count_batches(n_hosts: int) -> int:
     """Return the number of batches that hosts are trained in."""
     return math.ceil(n_hosts / BATCH_HOSTS)
-
-
-def make_saved(
-    saved: SavedController, growth: GrowthEpisodes, batch: slice, shuffled: Sequence[str] = ()
-) -> Controller:
-    """Return a learned controller that sees some observations of other hosts.
-
-    Args:
-        saved: The controller.
-        growth: The episodes of its hosts.
-        batch: The indices of its hosts among all.
-        shuffled: Names of these observations besides those of its ablation.
-    """
-    controller = saved.make(growth.slot_config, deterministic=saved.deterministic)
-    names = (*saved.ablation.shuffled, *shuffled)
-    return shuffle_for(controller, names, growth, batch.stop - batch.start)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,16 +63,16 @@ class _TrainerSpec:
     growth: GrowthConfig | None
     purpose: Purpose
     final_split: FinalSplit
-    training: int
+    rewards: RewardConfig | None
 
     def make(self) -> HostTrainer:
         """Return the trainer."""
-        task = make_in_worker(self.task, lambda: find_task(self.task, dict(self.options)))
+        task = make_in_worker(self.task, lambda: create_task(self.task, dict(self.options)))
         return HostTrainer(
             replace(task, budget=self.budget, growth=self.growth),
             purpose=self.purpose,
             final_split=self.final_split,
-            training=self.training,
+            rewards=self.rewards,
         )
 
 
@@ -109,7 +85,7 @@ class HostTrainer:
         *,
         purpose: Purpose,
         final_split: FinalSplit,
-        training: int = 0,
+        rewards: RewardConfig | None = None,
         helpers: Helpers | None = None,
     ) -> None:
         """Prepare to train.
@@ -118,11 +94,10 @@ class HostTrainer:
             task: The task.
             purpose: The purpose that hosts are drawn for.
             final_split: The split that hosts are scored on.
-            training: Number of the training; each has other weights and batches on the same draws.
+            rewards: Settings of the rewards, which returns are sums of.
             helpers: Train the batches of hosts; None for this process.
         """
-        self.task, self._helpers = task, helpers
-        self._training, self._draws = training, dict[int, int]()
+        self.task, self._rewards, self._helpers = task, rewards, helpers
         self.purpose: Purpose = purpose
         self.final_split: FinalSplit = final_split
         require_splits(purpose, final_split)
@@ -148,51 +123,27 @@ class HostTrainer:
         """
         if self._longer is None:
             budget = replace(self.task.budget, n_epochs=LONGER * self.task.budget.n_epochs)
-            self._longer = self._like(replace(self.task, budget=budget), 0)
+            self._longer = HostTrainer(
+                replace(self.task, budget=budget),
+                purpose=self.purpose,
+                final_split=self.final_split,
+                rewards=self._rewards,
+                helpers=self._helpers,
+            )
         return self._longer
-
-    def again(self) -> HostTrainer:
-        """Return a trainer of the same draws with other initial weights and batches."""
-        return self._like(self.task, self._training + 1)
-
-    def _like(self, task: Task, training: int) -> HostTrainer:
-        return HostTrainer(
-            task,
-            purpose=self.purpose,
-            final_split=self.final_split,
-            training=training,
-            helpers=self._helpers,
-        )
 
     def start(self, hosts: Sequence[int]) -> GrowthEpisodes:
         """Start the episodes of hosts, the first of a population that may hold more."""
-        seeds = [self._draw_seed(host) for host in hosts]
+        seeds = [draw_seed(self.purpose, host, 0) for host in hosts]
         if self._growth is None or self._growth.n_hosts < len(hosts):
             self._growth = GrowthEpisodes(
-                self._repeated_task(), seeds, final_split=self.final_split
+                self.task, seeds, rewards=self._rewards, final_split=self.final_split
             )
             return self._growth
         self._growth.begin(range(len(hosts)), seeds)
         for host in range(len(hosts), self._growth.n_hosts):
             self._growth.stop(host)
         return self._growth
-
-    def _draw_seed(self, host: int) -> int:
-        """Return the seed of a host's weights and batches."""
-        seed = draw_seed(self.purpose, host, self._training)
-        self._draws[seed] = draw_seed(self.purpose, host, 0)
-        return seed
-
-    def _repeated_task(self) -> Task:
-        """Return the task with the same draws in every training."""
-        if self._training == 0 or self.task.draw is None:
-            return self.task
-        sample, draws = self.task.sample, self._draws
-
-        def draw(seed: int) -> TaskDraw:
-            return sample(draws.get(seed, seed))
-
-        return replace(self.task, draw=draw)
 
     def run(
         self,
@@ -217,29 +168,40 @@ class HostTrainer:
                 both.
             on_share: Called with the share that is done.
         """
-        firsts = range(0, len(hosts), BATCH_HOSTS)
-        batches = [slice(first, min(first + BATCH_HOSTS, len(hosts))) for first in firsts]
+        jobs = self.jobs(hosts, make, seeds=seeds, every_epoch=every_epoch, goals=goals)
+        pool = Pool() if self._helpers is None else self._helpers.pool
+        return join_runs(pool.run(jobs, on_share=on_share))
+
+    def jobs(
+        self,
+        hosts: Sequence[int],
+        make: MakeController,
+        *,
+        seeds: Mapping[int, Sequence[FirstSeed]] | None = None,
+        every_epoch: Sequence[Split] = (),
+        goals: Goals | None = None,
+        max_batch: int | None = None,
+    ) -> list[Job]:
+        """Return a job of :meth:`run` for each batch of at most ``max_batch`` hosts."""
         trainer = self if self._helpers is None else self._spec(self._helpers)
-        requests = [
+        ends = list(accumulate(split_evenly(len(hosts), max_batch or BATCH_HOSTS), initial=0))
+        batches = [
             _Batch(
                 trainer=trainer,
-                hosts=hosts[batch],
-                place=batch,
+                hosts=hosts[place],
+                place=place,
                 make=make,
-                seeds=_select_seeds(seeds or {}, batch),
+                seeds=_select_seeds(seeds or {}, place),
                 every_epoch=every_epoch,
-                goals=None if goals is None else goals.select(batch),
+                goals=None if goals is None else goals.select(place),
             )
+            for place in (slice(first, end) for first, end in pairwise(ends))
+        ]
+        return [
+            Job(f"training {size} hosts", _run_batch, (batch,), size)
             for batch in batches
+            for size in [len(batch.hosts)]
         ]
-        on_share(0.0)
-        pool = Pool() if self._helpers is None else self._helpers.pool
-        jobs = [
-            Job(f"training {size} hosts", _run_batch, (one,), size)
-            for one in requests
-            for size in [len(one.hosts)]
-        ]
-        return join_runs(pool.run(jobs, on_share=on_share))
 
     def _spec(self, helpers: Helpers) -> _TrainerSpec:
         return _TrainerSpec(
@@ -249,7 +211,7 @@ class HostTrainer:
             growth=self.task.growth,
             purpose=self.purpose,
             final_split=self.final_split,
-            training=self._training,
+            rewards=self._rewards,
         )
 
 
@@ -309,87 +271,3 @@ def _select_seeds(
     """Return the seeds of the hosts of a batch, by index into it, where there are any."""
     found = {index: seeds.get(batch.start + index) for index in range(batch.stop - batch.start)}
     return {index: some for index, some in found.items() if some}
-
-
-class Stopping:
-    """A controller wrapper that finishes each host after its own number of epochs."""
-
-    def __init__(self, controller: Controller, stops: Integers) -> None:
-        self._controller, self._stops = controller, np.asarray(stops, np.int64)
-        self.name = controller.name
-        self._epochs = EpochCounter()
-
-    def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Start the wrapped controller."""
-        self._epochs.start(n_hosts)
-        self._controller.start(n_hosts, seed=seed)
-
-    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
-        """Choose an action for each host."""
-        is_due = self._epochs.count(observations, starts) >= self._stops
-        actions = self._controller.act(observations, masks, starts).copy()
-        actions[is_due, _OP] = Op.FINISH
-        return actions
-
-
-class ControllerGroup:
-    """Several controllers, each of which steers a consecutive range of hosts."""
-
-    name = "group"
-
-    def __init__(self, controllers: Sequence[Controller], sizes: Sequence[int]) -> None:
-        self._controllers = list(controllers)
-        self._ends = np.cumsum(sizes).tolist()
-        self._ranges = list(zip([0, *self._ends[:-1]], self._ends, strict=True))
-
-    def start(self, n_hosts: int, *, seed: int = 0) -> None:
-        """Start every controller for its hosts."""
-        assert n_hosts == self._ends[-1], "the controllers steer all hosts"
-        for controller, (first, end) in zip(self._controllers, self._ranges, strict=True):
-            controller.start(end - first, seed=seed)
-
-    def act(self, observations: Features, masks: ActionMasks, starts: Flags) -> Integers:
-        """Let every controller choose for its hosts."""
-        rows = [
-            controller.act(observations[first:end], masks.of_hosts(first, end), starts[first:end])
-            for controller, (first, end) in zip(self._controllers, self._ranges, strict=True)
-        ]
-        return np.concatenate(rows)
-
-
-def _make_candidates(
-    candidates: Sequence[Candidate], stops: Integers | None, growth: GrowthEpisodes, batch: slice
-) -> Controller:
-    """Return controllers of which each follows the candidate of its hosts."""
-    own = groupby(candidates[batch])
-    groups = [(candidate, len(list(same))) for candidate, same in own]
-    controllers = [candidate.make(growth.layout) for candidate, _ in groups]
-    group = ControllerGroup(controllers, [size for _, size in groups])
-    return group if stops is None else Stopping(group, stops[batch])
-
-
-def run_candidates(
-    trainer: HostTrainer,
-    pairs: Sequence[tuple[Candidate, int]],
-    *,
-    stops: Integers | None = None,
-    every_epoch: Sequence[Split] = (),
-    on_share: OnShare = lambda _: None,
-) -> HostRuns:
-    """Train hosts, each with its own candidate.
-
-    Args:
-        trainer: Trains the hosts.
-        pairs: The candidate and the number of each host.
-        stops: ``[N]`` epochs after which each host is finished; by default the end of the budget.
-        every_epoch: Splits to score on after every epoch.
-        on_share: Called with the share that is done.
-    """
-    candidates = [candidate for candidate, _ in pairs]
-    return trainer.run(
-        [host for _, host in pairs],
-        partial(_make_candidates, candidates, None if stops is None else np.asarray(stops)),
-        seeds={index: candidate.first_seeds() for index, (candidate, _) in enumerate(pairs)},
-        every_epoch=every_epoch,
-        on_share=on_share,
-    )
