@@ -44,6 +44,9 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 4e-3, to
 NEW_NOISE = 3.0
 """Noise of new units relative to that of old ones, so that a maximum over units shows them."""
 
+N_DRAWS = 8
+"""Noise that is tried before what a layer returns is taken not to matter."""
+
 OUTPUT = ""
 """Stands for the model's own output among what layers take in."""
 
@@ -119,9 +122,12 @@ class NoiseRuns:
         noise = self._noise[writer].clone()
         axis = unit_axis(self._layers[writer]) % noise.ndim
         first = noise.narrow(axis, 0, noise.shape[axis] if n_units is None else n_units)
-        first.copy_(self._draw(first))
-        after = self._run({**self._noise, writer: noise})
-        return reader not in after or not _are_close(before, after[reader])
+        for _ in range(N_DRAWS):  # an activation may hide the values of a few units
+            first.copy_(self._draw(first))
+            after = self._run({**self._noise, writer: noise})
+            if reader not in after or not _are_close(before, after[reader]):
+                return True
+        return False
 
     def find_difference(self, counts: Mapping[Place, int]) -> str | None:
         """Return the name of a layer that no longer takes in the same of old units, if any.
