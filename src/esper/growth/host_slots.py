@@ -205,8 +205,7 @@ class HostSlots(Mapping[str, Slot]):
         if problem is not None:
             raise SlotError(f"the seed in slot {slot!r} cannot be committed: {problem}.")
         self.lives.commit(slot, self)
-        for listener in self.action_listeners:
-            listener()
+        self._on_action()
 
     def absorb(self, slot: str) -> None:
         """Make a committed seed part of its block at once, so that another can grow there.
@@ -216,8 +215,7 @@ class HostSlots(Mapping[str, Slot]):
         """
         self.lives.absorb(slot, self)
         self.refresh()
-        for listener in self.action_listeners:
-            listener()
+        self._on_action()
 
     def apply(self, action: GrowthAction) -> Outcome:
         """Carry out an action; if a gate blocks it, do nothing and return the reason.
@@ -235,8 +233,7 @@ class HostSlots(Mapping[str, Slot]):
             return outcome
         self.refresh()
         if outcome.was_done:
-            for listener in self.action_listeners:
-                listener()
+            self._on_action()
         return outcome
 
     def tick(self) -> None:
@@ -513,6 +510,10 @@ class HostSlots(Mapping[str, Slot]):
             return
         for slot in self._slots.values():
             slot.refresh()
+
+    def _on_action(self) -> None:
+        for listener in self.action_listeners:
+            listener()
 
     def _notify(self, changed: Iterable[str] = ()) -> None:
         """Tell everybody that parameters may have changed, and which slots' modules did."""

@@ -34,10 +34,10 @@ from esper.growth.surgery.runs import (
     find_insertions,
     find_runs,
     place_after,
-    shape_after,
 )
 from esper.growth.surgery.units import (
     add_units,
+    count_new_parameters,
     remove_units,
     tensor_of,
 )
@@ -205,13 +205,11 @@ class UnitSlot(SurgerySlot):
 
     def move(self, edits: Edits, counts: Mapping[Place, int], insertions: Insertions) -> None:
         """Follow a change of units, of this slot's places or of others'."""
-        own = {name: insertions[name] for name in self.shapes.keys() & insertions.keys()}
-        if not own:
+        if self.shapes.keys().isdisjoint(insertions):
             return
         places = tuple(place_after(each, counts.get(each, 0), insertions) for each in self.places)
         edits.set_attribute(self, "places", places)
-        moved = {name: shape_after(self.shapes[name], added) for name, added in own.items()}
-        edits.set_attribute(self, "shapes", {**self.shapes, **moved})
+        edits.set_attribute(self, "shapes", self._read_shapes(places))
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -267,24 +265,15 @@ class UnitSlot(SurgerySlot):
 
     def count_of(self, n: int) -> int:
         """Return how many parameters the last so many units of every place have."""
-        return -self._count_change(-n) if n else 0
+        return -count_new_parameters(self.model, self._counts(-n)) if n else 0
 
     def count_new(self, blueprint: str) -> int:
         """Return how many parameters a seed of a blueprint would add."""
-        return self._count_change(self.count_wanted(blueprint))
+        return count_new_parameters(self.model, self._counts(self.count_wanted(blueprint)))
 
     def count_next(self) -> int:
         """Return how many parameters one more unit of every place has."""
-        return self._count_change(1)
-
-    def _count_change(self, n_new: int) -> int:
-        """Return how many parameters so many more units of every place add."""
-        found = find_insertions(self._counts(n_new))
-        return sum(
-            math.prod(shape_after(self.shapes[name], added)) - math.prod(self.shapes[name])
-            for name, added in found.items()
-            if isinstance(tensor_of(self.model, name), nn.Parameter)
-        )
+        return count_new_parameters(self.model, self._counts(1))
 
     def _make_scales(self) -> list[tuple[nn.Module, Scale]]:
         found: dict[str, tuple[nn.Module, Scale]] = {}

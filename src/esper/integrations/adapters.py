@@ -11,7 +11,8 @@ from typing import Any, TypedDict
 
 from torch import nn
 
-from esper.errors import ConfigError, did_you_mean
+from esper.config.checks import reject_unknown
+from esper.errors import ConfigError
 from esper.growing.decisions import Decision
 from esper.growing.grower import Grower
 from esper.growth.dry_run import SampleInput
@@ -34,17 +35,8 @@ GROWER_OPTIONS = tuple(GrowerOptions.__annotations__)
 
 
 def require_options(given: Mapping[str, Any]) -> None:
-    """Raise if an option is not one that adapters pass on.
-
-    Raises:
-        ConfigError: With its name.
-    """
-    for name in given:
-        if name not in GROWER_OPTIONS:
-            raise ConfigError(
-                f"option {name!r} does not exist; options for the Grower are "
-                f"{', '.join(GROWER_OPTIONS)}.{did_you_mean(name, GROWER_OPTIONS)}"
-            )
+    """Raise ConfigError if an option is not one that adapters pass on."""
+    reject_unknown("the Grower of an adapter", given, GROWER_OPTIONS, {})
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.layers import is_reader, is_writer
 from esper.growth.surgery.operations import Operation, Widening, select
 from esper.growth.surgery.places import Group, Place
-from esper.growth.surgery.runs import find_insertions, shape_after
-from esper.growth.surgery.units import add_units, tensor_fans
+from esper.growth.surgery.units import add_units, count_new_parameters, tensor_fans
 from esper.growth.weight_laws import (
     ROUNDING,
     UNIFORM_KURTOSIS,
@@ -83,13 +82,7 @@ class TwinMaker:
 
     def count_parameters(self, factor: int) -> int:
         """Return the parameters of a twin, without making it."""
-        found = find_insertions(self._counts(factor))
-        names = dict(self.model.named_parameters())
-        new = sum(
-            math.prod(shape_after(names[name].shape, own)) - names[name].numel()
-            for name, own in found.items()
-            if name in names
-        )
+        new = count_new_parameters(self.model, self._counts(factor))
         return count_parameters(self.model) + new
 
     def make(

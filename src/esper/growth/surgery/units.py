@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
@@ -66,6 +67,16 @@ def remove_units(edits: Edits, counts: Mapping[Place, int]) -> None:
         runs = find_runs(old.shape, cuts)
         edits.replace(name, _without(old, cuts, runs), runs)
     _follow_sizes(edits, found, counts, sign=-1)
+
+
+def count_new_parameters(model: nn.Module, counts: Mapping[Place, int]) -> int:
+    """Return how many parameters so many new units of each place would add to a model."""
+    found = [(tensor_of(model, name), own) for name, own in find_insertions(counts).items()]
+    return sum(
+        math.prod(shape_after(tensor.shape, own)) - tensor.numel()
+        for tensor, own in found
+        if isinstance(tensor, nn.Parameter)
+    )
 
 
 def tensor_of(model: nn.Module, name: str) -> Tensor:
