@@ -150,6 +150,7 @@ def test_a_folder_that_cannot_be_used_is_rejected_in_one_line(
         (["model", "--deepen", "1", "--out", "model"], "exists and is not overwritten"),
         (["gone", "--deepen", "1", "--out", "new"], "gone is not a folder"),
         (["--deepen", "1", "--out", "new"], "CHECKPOINT is missing"),
+        (["--widen", "2", "--dry-run", "--widen-at", "mlp", "model"], "give CHECKPOINT first"),
         (["model", "--deepen", "1", "--widen-at", "x", "--dry-run"], "--widen-at needs --widen"),
         (["model", "--widen", "2", "--deepen-at", "x", "--dry-run"], "--deepen-at needs --deepen"),
     ],

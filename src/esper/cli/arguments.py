@@ -145,7 +145,7 @@ def parse(kind: type[Options], args: Sequence[str], *, command: str) -> Options:
     given, rest = _read_flags(own, args)
     if given.pop("help", False):
         _print_help(kind, own, command)
-    return kind(**given, **_read_words(own, rest, command))
+    return kind(**given, **_read_words(own, rest, command, given))
 
 
 def parse_with_settings(
@@ -288,8 +288,20 @@ def _value_problem(flag: str, known: Sequence[Argument]) -> str:
     )
 
 
-def _read_words(known: Sequence[Argument], rest: Sequence[str], command: str) -> dict[str, Any]:
-    """Return the positional arguments; reject unknown flags and what is missing or too many."""
+def _read_words(
+    known: Sequence[Argument],
+    rest: Sequence[str],
+    command: str,
+    flags: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the positional arguments; reject unknown flags and what is missing or too many.
+
+    Args:
+        known: The arguments of the command.
+        rest: What was given besides flags.
+        command: The command's name.
+        flags: The values of flags; one that takes several may have taken a positional argument.
+    """
     end = rest.index("--") if "--" in rest else len(rest)
     for word in rest[:end]:
         if word.startswith("-") and len(word) > 1:
@@ -304,12 +316,26 @@ def _read_words(known: Sequence[Argument], rest: Sequence[str], command: str) ->
         elif words:
             given[argument.path] = _read_value(argument, words.pop(0))
         if argument.default is MISSING and given.get(argument.path, ()) == ():
-            raise UsageError(f"{argument.metavar} is missing. See esper {command} --help.")
+            raise UsageError(_missing(argument, known, flags or {}, command))
     if words:
         raise UsageError(
             f"unexpected argument {shown(words[0])} for esper {command}; options start with --."
         )
     return given
+
+
+def _missing(
+    argument: Argument, known: Sequence[Argument], flags: Mapping[str, Any], command: str
+) -> str:
+    """Return what to say of a missing argument, which a flag of several values may have taken."""
+    greedy = [one for one in known if one.flags and one.is_list and flags.get(one.path)]
+    if not greedy:
+        return f"{argument.metavar} is missing. See esper {command} --help."
+    taken, *_ = reversed([*flags[greedy[-1].path]])
+    return (
+        f"{argument.metavar} is missing: {shown(taken)} was read as a value of "
+        f"{greedy[-1].flags[0]}, which takes all that follow; give {argument.metavar} first."
+    )
 
 
 def _unknown_flag(flag: str, known: Sequence[Argument], command: str) -> str:

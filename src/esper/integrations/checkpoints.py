@@ -33,7 +33,7 @@ from esper.errors import (
     message_of,
 )
 from esper.growth.surgery.changes import Change, deepen, widen
-from esper.growth.surgery.checking import largest_difference, tolerance_for
+from esper.growth.surgery.checking import describe_difference, largest_difference, tolerance_for
 from esper.integrations.adapters import import_library
 from esper.integrations.sample_inputs import find_sample_input, run_model
 from esper.storage.files import (
@@ -310,8 +310,8 @@ def _require_same(
     difference = largest_difference(before, run_model(again, sample))
     if difference > tolerance_for(before):
         raise SurgeryError(
-            f"the expanded {name} gives other outputs when it is loaded: they differ by "
-            f"{difference:.0e} of the largest."
+            f"the outputs of the expanded {name} would {describe_difference(difference)} when it "
+            "is loaded."
         )
 
 

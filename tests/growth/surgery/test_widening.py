@@ -435,7 +435,7 @@ def test_the_table_says_what_grew() -> None:
     lines = str(change).splitlines()
     assert lines[0].split() == ["place", "before", "after", "new", "parameters"]
     assert lines[1].split() == ["0>2", "8", "units", "16", "units", "72"]
-    assert lines[2].startswith("75 parameters became 147;")
+    assert lines[2].startswith("75 parameters became 147; outputs on the sample ")
     assert change.new_names() == ["0.weight", "0.bias", "2.weight"]
     assert "<table" in change._repr_html_()
 

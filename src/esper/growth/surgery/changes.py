@@ -20,6 +20,7 @@ from esper.errors import SurgeryError, type_of
 from esper.formatting import html_lines, html_table, text_table
 from esper.growth.dry_run import SampleInput
 from esper.growth.modules import count_parameters
+from esper.growth.surgery.checking import describe_difference
 from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.operations import At, ChangedPlace, Deepening, Operation, Plan, Widening
 from esper.growth.surgery.runs import Runs, composed, gaps
@@ -174,9 +175,10 @@ class Change:
 
     def _sentences(self, *, is_done: bool = True) -> list[str]:
         before, after = self._n_after - self.n_new, self._n_after
+        outputs = describe_difference(self.difference) if self.difference else "are equal"
         sentence = (
             f"{before:,} parameters {'became' if is_done else 'would become'} {after:,}; outputs "
-            f"differ by {self.difference:.0e} of the largest."
+            f"on the sample {outputs}."
         )
         undone = [] if self._edits else ["This change has been undone."]
         return [sentence, *self.notes, *undone]

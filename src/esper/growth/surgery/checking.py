@@ -72,6 +72,13 @@ def largest_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> flo
     return largest
 
 
+def describe_difference(difference: float) -> str:
+    """Return what a difference by :func:`largest_difference` says of outputs, for a message."""
+    if math.isinf(difference):
+        return "be NaN, or of another shape"
+    return f"differ by {difference:.0e} of the largest output"
+
+
 class NoiseRuns:
     """Runs of a model whose layers return noise, before and after places have got more units.
 

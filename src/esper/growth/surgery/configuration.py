@@ -98,33 +98,43 @@ class _Search:
         self._model, self._changes = model, changes
         self._wanted = _shapes_of(model)
         self._n_left = MAX_BUILDS
+        self._counts: dict[str, int] = {}
+        """The differences of every configuration that was built."""
+        self._done = set[str]()
+        """Configurations that were yielded or searched; fields may be set in any order."""
 
-    def find(self, config: Any, score: int | None = None) -> Iterator[Any]:
+    def find(self, config: Any) -> Iterator[Any]:
         """Yield such configurations; each step changes what brings most tensors into line."""
-        if score is None:
-            score = self._count_differences(config)
+        key, score = _key_of(config), self._count_differences(config)
+        if key in self._done:
+            return
+        self._done.add(key)
         if score == 0:
             yield config
             return
         for options in (_exact_options, _list_options, _other_options):
-            found: list[tuple[int, Any]] = []
+            found: dict[str, tuple[int, Any]] = {}
             for fields in options(config, self._changes):
                 if self._n_left <= 0:
                     return
                 trial = _with_fields(config, fields)
-                count = self._count_differences(trial)
+                count = score if trial is None else self._count_differences(trial)
                 if count == 0:
-                    yield trial
+                    yield from self.find(trial)
                 elif count < score:
-                    found.append((count, trial))
-            for count, trial in sorted(found, key=lambda pair: pair[0])[:MAX_BRANCHES]:
-                yield from self.find(trial, count)
+                    found.setdefault(_key_of(trial), (count, trial))
+            for _, trial in sorted(found.values(), key=lambda pair: pair[0])[:MAX_BRANCHES]:
+                yield from self.find(trial)
 
     def _count_differences(self, config: Any) -> int:
         """Return the tensors that differ if the model is built from a configuration."""
-        self._n_left -= 1
-        if config is None:
-            return len(self._wanted) + 1
+        key = _key_of(config)
+        if key not in self._counts:
+            self._n_left -= 1
+            self._counts[key] = self._build_and_count(config)
+        return self._counts[key]
+
+    def _build_and_count(self, config: Any) -> int:
         try:
             built = _shapes_of(_build(self._model, config))
         # A class checks the values of its configuration in any way.
@@ -132,6 +142,11 @@ class _Search:
             return len(self._wanted) + 1
         names = self._wanted.keys() | built.keys()
         return sum(self._wanted.get(name) != built.get(name) for name in names)
+
+
+def _key_of(config: Any) -> str:
+    """Return what tells configurations apart."""
+    return repr([*_leaves(config, ())])
 
 
 def _build(model: nn.Module, config: Any) -> nn.Module:

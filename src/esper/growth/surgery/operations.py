@@ -38,7 +38,7 @@ from esper.growth.residual_blocks import NORM_TOLERANCE
 from esper.growth.sharding import find_mesh
 from esper.growth.surgery.blocks import add_blocks, find_block_lists, outer_lists
 from esper.growth.surgery.carrying import as_list, carry_optimizers, own_module
-from esper.growth.surgery.checking import largest_difference, tolerance_for
+from esper.growth.surgery.checking import describe_difference, largest_difference, tolerance_for
 from esper.growth.surgery.configuration import (
     SizeChange,
     copy_configuration,
@@ -122,6 +122,10 @@ class Plan(ABC):
         """Return the relative difference of outputs that a change may cause, beyond rounding."""
         return 0.0
 
+    def are_heads(self, group: Any) -> bool:
+        """Return whether a group is of attention heads."""
+        return False
+
     def find_difference(self, chosen: Sequence[Any]) -> str | None:
         """Return the name of a layer that takes in something else on noise, if that is known."""
         return None
@@ -170,6 +174,10 @@ class Widening(Plan):
     def members(self, group: Group) -> list[Group]:
         """Return each place of a group alone."""
         return [Group(place.name, (place,)) for place in group.places]
+
+    def are_heads(self, group: Group) -> bool:
+        """Return whether a group is of attention heads."""
+        return group.heads is not None
 
     def find_difference(self, chosen: Sequence[Group]) -> str | None:
         """Return the name of a layer that takes in something else of old units, if any."""
@@ -392,6 +400,12 @@ class Operation:
         for variant in plan.variants():
             if edits := self._apply_whole(variant, chosen):
                 return variant, chosen, edits, []
+            # Most configurations that cannot follow have no field for the number of heads alone.
+            plain = [each for each in chosen if not plan.are_heads(each)]
+            if 0 < len(plain) < len(chosen) and (edits := self._apply_whole(variant, plain)):
+                edits.undo()
+                best, kept = variant, plain
+                break
             alone = [[each] for each in chosen] if len(chosen) > 1 else []
             # Fields may give the sizes of several groups, so that none can change alone.
             but_one = [[each for each in chosen if each is not left] for left in chosen]
@@ -438,18 +452,22 @@ class Operation:
     @torch.no_grad()
     def _loads_alike(self, edits: Edits) -> bool:
         """Compare the model with one built from its configuration; new parts have an effect."""
+        try:
+            require_valid(self.model)
+        except Exception as error:  # a class checks the values of its configuration in any way
+            self._rejection = _reason_in(error)
+            return False
         generator = torch.Generator().manual_seed(0)
         new = [each.new for each in edits.replaced if each.has_new_entries]
         values = [tensor.detach().clone() for tensor in new]
         for tensor in new:
             tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator).to(tensor))
         try:
-            require_valid(self.model)
             twin = rebuilt(self.model)
             own, other = self._run_model(), self._run_model(twin)
         # A class may be built or loaded in a way of its own; then nothing is known.
         except Exception as error:
-            self._rejection = f" ({message_of(error.__cause__ or error).rstrip('.')})"
+            self._rejection = _reason_in(error)
             return False
         finally:
             for tensor, value in zip(new, values, strict=True):
@@ -468,8 +486,9 @@ class Operation:
             raise SurgeryError(f"the model cannot be {plan.verb}: {error}") from error
         if difference > max(tolerance_for(self._before), plan.tolerance(chosen)):
             raise SurgeryError(
-                f"the model cannot be {plan.verb}: its outputs would differ by {difference:.0e} of "
-                "the largest. Nothing has changed; name single places in at= to find which."
+                f"the model cannot be {plan.verb}: its outputs would "
+                f"{describe_difference(difference)}. Nothing has changed; name single places in "
+                "at= to find which."
             )
         layer = plan.find_difference(chosen)
         if layer is not None:
@@ -550,6 +569,10 @@ def _find_reason(problems: Mapping[str, str], wanted: str) -> str:
         if matches(name, wanted) or is_like or wanted.startswith(f"{name}."):
             return f" {name}: {why.rstrip('.')}."
     return ""
+
+
+def _reason_in(error: Exception) -> str:
+    return f" ({message_of(error.__cause__ or error).rstrip('.')})"
 
 
 def _require_changeable(model: nn.Module) -> None:
