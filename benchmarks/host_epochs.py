@@ -113,7 +113,7 @@ def _cnn_row(name: str, n_rounds: int) -> Row:
 def _make_population() -> Population:
     envs = GrowthVectorEnv(TASK, N_HOSTS)
     envs.reset(seed=0)
-    population = envs.growth.population
+    population = envs.growth.hosts
     population.train_epoch()
     return population
 

@@ -10,6 +10,7 @@ import pytest
 
 from esper.environment.engine import Episodes, HostScores
 from esper.growth.slot_states import Outcome
+from esper.lifecycle.factored_actions import GrowthAction
 from esper.lifecycle.slot_arrays import NO_BLUEPRINT, SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
@@ -46,7 +47,7 @@ class DrawnHosts:
     def slot_arrays(self) -> SlotArrays:
         return self.arrays
 
-    def evaluate(
+    def score(
         self,
         hosts: Sequence[int],
         split: str = "validation",
@@ -64,7 +65,10 @@ class DrawnHosts:
     def masks(self) -> ActionMasks:
         raise NotImplementedError
 
-    def apply(self, host: int, choices: Sequence[int]) -> Outcome:
+    def slot_config_of(self, host: int) -> SlotConfig:
+        raise NotImplementedError
+
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
         raise NotImplementedError
 
 

@@ -222,7 +222,7 @@ def test_the_contribution_of_a_held_seed_is_measured() -> None:
         observation, *_ = env.step(action)
     measured = env.layout.slot(observation[None], "is_measured")[0]
     assert np.flatnonzero(measured).tolist() == [module_slot(env.vector.slot_config)]
-    population = env.vector.growth.population
+    population = env.vector.growth.hosts
     data = population.specs[0].data
     model = population.model(0).eval()
     with torch.no_grad():
@@ -247,7 +247,7 @@ def test_observations_describe_the_task() -> None:
 
     density = by_log(facts["n_samples"] / n_parameters, 1e-3, 1e3)
     assert read("data_per_parameter") == pytest.approx(density, abs=1e-6)
-    n_batches = env.vector.growth.population.orders[0].n_batches
+    n_batches = env.vector.growth.hosts.orders[0].n_batches
     assert read("batches_per_epoch") == pytest.approx(by_log(n_batches, 1, 1e3), abs=1e-6)
     n_epochs = env.vector.growth.task.budget.n_epochs
     assert read("task_epochs") == pytest.approx(by_log(n_epochs, 1, 1e3), abs=1e-6)

@@ -36,7 +36,7 @@ def accuracy(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> f
 def test_scores_and_contributions_agree_with_the_models(form: str) -> None:
     envs = make_envs(4, "digits-family", form=form, n_epochs=14)
     envs.reset(seed=0)
-    population, records = envs.growth.population, envs.growth.records
+    population, records = envs.growth.hosts, envs.growth.records
     config, at = envs.slot_config, module_slot(envs.slot_config)
     script = [*life_of_a_seed(config)[:6], *[choose(Op.WAIT)] * 4]
     worths: list[float] = []
@@ -73,7 +73,7 @@ def test_scores_and_contributions_agree_with_the_models(form: str) -> None:
 def test_a_slot_that_grows_again_is_paid_for_and_observed(form: str) -> None:
     envs = make_envs(2, "digits", form=form, n_epochs=20)
     envs.reset(seed=0)
-    population, records, layout = envs.growth.population, envs.growth.records, envs.layout
+    population, records, layout = envs.growth.hosts, envs.growth.records, envs.layout
     hidden, factor = records.slots.first_hidden[0, 0], 1
     widen = choose(Op.GERMINATE, 0, envs.slot_config.blueprint_index("widen_large"))
     for _ in range(2):
@@ -115,7 +115,7 @@ def count_flops(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor | 
 def test_every_step_is_charged_the_flops_that_torch_counts() -> None:
     envs = make_envs(3, "digits-family", n_epochs=14, batches_per_epoch=2)
     envs.reset(seed=1)
-    population, records = envs.growth.population, envs.growth.records
+    population, records = envs.growth.hosts, envs.growth.records
     for row in [*life_of_a_seed(envs.slot_config), choose(Op.WAIT)]:
         before = records.flops_used.copy()
         envs.step(np.stack([row, choose(Op.WAIT), row]))
@@ -185,7 +185,7 @@ def test_seed_gradient_norms_are_recorded() -> None:
 def test_a_rolled_back_host_is_flagged_for_one_step() -> None:
     envs = make_envs(2, n_epochs=6, form="torch")
     envs.reset(seed=0)
-    inputs = envs.growth.population.specs[0].data.train_inputs
+    inputs = envs.growth.hosts.specs[0].data.train_inputs
     kept = inputs.clone()
     inputs.fill_(torch.nan)
     observations, *_, info = envs.step(wait(2))

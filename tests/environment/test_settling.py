@@ -77,7 +77,7 @@ def run(
     if keeps_states:
         envs.growth.keep_states()
     histories: list[list[Judged]] = [[] for _ in range(N_HOSTS)]
-    population = envs.growth.population
+    population = envs.growth.hosts
 
     def watch(_: Any, result: StepResult) -> None:
         for host in np.flatnonzero(result.was_running & (result.op_done != Op.FINISH)).tolist():
@@ -124,7 +124,7 @@ def test_a_blended_seed_is_kept_at_the_end_without_ever_being_fossilized() -> No
 @pytest.mark.parametrize("form", ["torch", "auto"])
 def test_a_host_that_keeps_its_state_ends_as_it_is_scored(form: Form) -> None:
     envs, results, _ = run(EAGER, 1, form, keeps_states=True)
-    population = envs.growth.population
+    population = envs.growth.hosts
     for host in range(N_HOSTS):
         data = population.specs[host].data
         model = export(population.model(host), committed_only=True)

@@ -20,7 +20,7 @@ def expect_sizes(envs: GrowthVectorEnv, observations: np.ndarray) -> set[int]:
     met: set[int] = set()
     has_hidden = envs.layout.slot(observations, "has_hidden")
     for host in range(envs.num_envs):
-        model = envs.growth.population.model(host)
+        model = envs.growth.hosts.model(host)
         sizes = envs.growth.records.slots.first_hidden[host].tolist()
         for slot, size, is_seen in zip(slots(model).values(), sizes, has_hidden[host], strict=True):
             if slot.site.what == "units":

@@ -63,7 +63,7 @@ def test_the_score_of_a_regression_is_r_squared(form: str) -> None:
     for _ in range(3):
         observations, *_ = envs.step(wait(2))
         assert observations in envs.observation_space
-    population, scores = envs.growth.population, envs.growth.hosts.evaluate([0, 1], "train").scores
+    population, scores = envs.growth.hosts, envs.growth.hosts.score([0, 1], "train").scores
     for host, score in enumerate(scores):
         errors = population.model(host).eval()(inputs).squeeze(1) - samples.targets
         explained = 1.0 - errors.square().mean() / samples.targets.var(correction=0)
@@ -179,7 +179,7 @@ def test_a_loaded_state_continues_bit_for_bit_from_any_step(form: str, tmp_path:
     script = life_of_a_seed(envs.slot_config)
     stages: set[int] = set()
     for step in range(14):
-        stages |= set(envs.growth.population.slot_arrays().stage.flatten().tolist())
+        stages |= set(envs.growth.hosts.slot_arrays().stage.flatten().tolist())
         state = envs.state_dict()
         save_file(state["tensors"], tmp_path / "tensors.safetensors")
         facts = json.loads(json.dumps(state["facts"]))
@@ -220,7 +220,7 @@ def test_the_test_split_is_only_for_evaluations() -> None:
 def test_each_episode_resets_in_the_step_that_ends_it() -> None:
     envs = make_envs(3, n_epochs=4)
     first, _ = envs.reset(seed=0)
-    population = envs.growth.population
+    population = envs.growth.hosts
     old = population.specs[1]
     actions = np.stack([choose(Op.WAIT), choose(Op.FINISH), choose(Op.WAIT)])
     observations, _, terminated, truncated, info = envs.step(actions)
@@ -238,7 +238,7 @@ def test_each_episode_resets_in_the_step_that_ends_it() -> None:
 def test_a_finished_host_is_not_trained_further() -> None:
     envs = make_envs(3, autoreset=False)
     envs.reset(seed=0)
-    population = envs.growth.population
+    population = envs.growth.hosts
     trained: list[np.ndarray] = []
     train = population.train_epoch
 
@@ -307,7 +307,7 @@ def test_masks_agree_with_the_legality_rules() -> None:
         envs.step(random_actions(envs, generator))
         by_op = envs.masks.slot_by_op
         for env in range(4):
-            states = envs.growth.population.lives(env).mask_states
+            states = envs.growth.hosts.lives(env).mask_states
             for op in Op:
                 for index, slot in enumerate(envs.slot_config.slot_ids):
                     assert by_op[env, op, index] == may_apply(op, slot, states, envs.slot_config)
@@ -371,9 +371,9 @@ def test_gymnasiums_vector_wrappers_accept_the_info(wrap: Callable[..., Any]) ->
 def test_hosts_share_fixed_data() -> None:
     envs = make_envs(3, "digits")
     envs.reset(seed=0)
-    first, second, third = (spec.data for spec in envs.growth.population.specs)
+    first, second, third = (spec.data for spec in envs.growth.hosts.specs)
     assert first is second is third
-    weights = [envs.growth.population.model(env).state_dict()["stem.weight"] for env in range(2)]
+    weights = [envs.growth.hosts.model(env).state_dict()["stem.weight"] for env in range(2)]
     assert not torch.equal(*weights)
 
 

@@ -139,5 +139,5 @@ def test_committed_seeds_are_in_the_order_of_germination() -> None:
     assert [seed.action.alpha_target for seed in seeds] == [0.5, 1.0]
     growth = trainer.start([host])
     growth.plant({0: seeds})
-    state = growth.population.get_state(0)
+    state = growth.hosts.get_state(0)
     assert all(torch.isfinite(tensor).all() for tensor in state.tensors.values())

@@ -88,13 +88,13 @@ def test_a_second_training_has_the_same_data_and_other_weights(task: str) -> Non
     trainer = make_trainer(task)
     first, other = trainer.start(range(2)), room.SecondTraining(trainer).start(range(2))
     for host in range(2):
-        specs = first.population.specs[host], other.population.specs[host]
+        specs = first.hosts.specs[host], other.hosts.specs[host]
         assert torch.equal(specs[0].data.train_inputs, specs[1].data.train_inputs)
         assert torch.equal(specs[0].data.validation_targets, specs[1].data.validation_targets)
         assert specs[0].learning_rate == specs[1].learning_rate
         pairs = zip(
-            first.population.model(host).parameters(),
-            other.population.model(host).parameters(),
+            first.hosts.model(host).parameters(),
+            other.hosts.model(host).parameters(),
             strict=True,
         )
         assert any(not torch.equal(one, two) for one, two in pairs)

@@ -108,7 +108,7 @@ def look(env: Any, action: NDArray[np.int64]) -> tuple[tuple[Stage, ...], bool, 
     """Return the stages of the slots, and whether an action's slot and blueprint are legal."""
     assert isinstance(env, GrowthEnv)
     config = env.vector.slot_config
-    lives = env.vector.growth.population.lives(0)
+    lives = env.vector.growth.hosts.lives(0)
     states = lives.mask_states
     chosen = dict(zip(HEAD_NAMES, action.tolist(), strict=True))
     op, slot = Op(chosen["op"]), config.slot_ids[chosen["slot"]]

@@ -82,7 +82,7 @@ def test_each_host_can_stop_at_its_own_epoch() -> None:
 
 def seed_tensors(envs: GrowthVectorEnv) -> dict[str, torch.Tensor]:
     """Return the tensors of the seed in slot blocks.0 of the first host."""
-    tensors = envs.growth.population.get_state(0).tensors
+    tensors = envs.growth.hosts.get_state(0).tensors
     return {name: t for name, t in tensors.items() if "blocks.0.seed." in name}
 
 
@@ -102,7 +102,7 @@ def test_the_number_of_a_committed_seed_reproduces_its_weights() -> None:
     observations, _ = envs.reset(seed=[host])
     schedule = FixedSchedule(envs.layout, plantings)
     schedule.start(1)
-    stages = envs.growth.population.slot_arrays().stage
+    stages = envs.growth.hosts.slot_arrays().stage
     slot = envs.layout.slot_config.slot_index("blocks.0")
     while stages[0, slot] != Stage.GERMINATED:
         observations, *_ = envs.step(schedule.act(observations, envs.masks, np.zeros(1, np.bool_)))

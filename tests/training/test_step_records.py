@@ -216,7 +216,7 @@ def test_episodes_record_what_was_drawn_and_the_baseline_that_rewards_are_relati
         assert (record.title, json.loads(record.facts)) == (draw.title, draw.facts)
         assert (record.budget_epochs, record.flop_price) == (3, draw.flop_price)
         same = GrowthEpisodes(task, [record.draw_seed])
-        padded = same.hosts.population.slot_config_of(0).slot_ids
+        padded = same.hosts.slot_config_of(0).slot_ids
         own = [name for name in padded if not name.startswith("absent.")]
         assert json.loads(record.slot_names) == own
         baseline = NoGrowth() if form == "paired" else PriceSchedule(same.layout)

@@ -51,7 +51,7 @@ def run_check_task(args: Sequence[str]) -> int:
     for _ in range(options.epochs):
         envs.step(waits)
     spent = max(process_time() - start, 1e-9)
-    forms = envs.growth.population.forms()
+    forms = envs.growth.hosts.forms()
     print(repr(envs.task))
     print_columns([(f"  {count} of {options.hosts} hosts", form) for form, count in forms.items()])
     speed = options.hosts * options.epochs / spent

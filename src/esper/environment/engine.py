@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from esper.arrays import Flags, Floats, Integers
 from esper.environment.records import EpisodeRecords
 from esper.growth.slot_states import Outcome
-from esper.lifecycle.factored_actions import HEAD_NAMES, Op
+from esper.lifecycle.factored_actions import HEAD_NAMES, GrowthAction, Op, decode_action
 from esper.lifecycle.slot_arrays import SlotArrays
+from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.populations import EpochTally
 from esper.populations.host_data import Split
@@ -60,11 +61,15 @@ class EpisodeHosts(Protocol):
         """Return the legal actions of each host."""
         ...
 
-    def apply(self, host: int, choices: Sequence[int]) -> Outcome:
+    def slot_config_of(self, host: int) -> SlotConfig:
+        """Return the slots of a host."""
+        ...
+
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
         """Carry out a legal action of one host."""
         ...
 
-    def evaluate(
+    def score(
         self,
         hosts: Sequence[int],
         split: Split = "validation",
@@ -138,7 +143,8 @@ class Episodes(Generic[HostsT]):
         with self.stopwatch.measure("actions"):
             acting: list[int] = np.flatnonzero(ops != Op.WAIT).tolist()
             for host, choices in zip(acting, actions[acting].tolist(), strict=True):
-                outcome = self.hosts.apply(host, choices)
+                action = decode_action(choices, self.hosts.slot_config_of(host))
+                outcome = self.hosts.apply(host, action)
                 if not outcome.was_done:
                     refusals[host] = outcome.reason
                     ops[host] = Op.WAIT
@@ -194,7 +200,7 @@ class Episodes(Generic[HostsT]):
         for slot in np.flatnonzero(is_held.any(0)).tolist():
             held = np.flatnonzero(is_held[:, slot]).tolist()
             with self.stopwatch.measure("counterfactuals"):
-                without = self.hosts.evaluate(held, without_slot=slot)
+                without = self.hosts.score(held, without_slot=slot)
             slots.contribution[held, slot] = score[held] - without.scores
             flops[held] += without.flops
 
@@ -220,7 +226,7 @@ class Episodes(Generic[HostsT]):
         if len(blended):
             chosen = [better[index] for index in blended]
             with self.stopwatch.measure("counterfactuals"):
-                without = self.hosts.evaluate(chosen, committed_only=True)
+                without = self.hosts.score(chosen, committed_only=True)
             flops[chosen] += without.flops
             is_kept[blended] = ~(without.values > values[blended])
             values[blended] = np.fmax(values[blended], without.values)
@@ -240,7 +246,7 @@ class Episodes(Generic[HostsT]):
         self, hosts: list[int], split: Split = "validation", *, committed_only: bool = False
     ) -> HostScores:
         with self.stopwatch.measure("evaluation"):
-            return self.hosts.evaluate(hosts, split, committed_only=committed_only)
+            return self.hosts.score(hosts, split, committed_only=committed_only)
 
 
 def _n_committed(slots: SlotArrays) -> Integers:

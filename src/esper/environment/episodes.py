@@ -23,7 +23,7 @@ from esper.errors import ActionSpecError, ConfigError, ShapeError
 from esper.lifecycle.factored_actions import HEAD_NAMES, growth_action_spec
 from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
-from esper.populations import FirstSeed, Form, Population
+from esper.populations import FirstSeed, Form
 from esper.tamiyo.controllers.price_schedule import PriceSchedule
 from esper.tamiyo.policy.observations import ObservationLayout
 from esper.tasks import Task, TaskDraw
@@ -105,7 +105,7 @@ class GrowthEpisodes(Episodes[Hosts]):
         self._final_split: FinalSplit = final_split
         self.rewards = rewards or RewardConfig()
         hosts = Hosts(task, draw_seeds, form=form, final_split=final_split)
-        self.slot_config: SlotConfig = hosts.slot_config
+        self.slot_config: SlotConfig = hosts.shown_slots
         """The slots of the task's own hosts; others may name theirs differently."""
         self._has_baselines = self.rewards.reward in RELATIVE_REWARDS
         if self._has_baselines and not task.draws_designs:
@@ -127,11 +127,6 @@ class GrowthEpisodes(Episodes[Hosts]):
     def draws(self) -> list[TaskDraw]:
         """The draw that each host learns from."""
         return self.hosts.draws
-
-    @property
-    def population(self) -> Population:
-        """The population of all hosts."""
-        return self.hosts.population
 
     def begin(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
         """Replace hosts by those of new draw seeds, each at the start of an episode."""
@@ -155,13 +150,13 @@ class GrowthEpisodes(Episodes[Hosts]):
 
         is_legal = self.masks().are_legal(actions)
         ops, refusals = self.act(actions, is_legal, is_running)
-        is_training = is_running & ~self.population.is_finished
+        is_training = is_running & ~self.hosts.is_finished
         with self.stopwatch.measure("training"):
-            trained = self.population.train_epoch()
+            trained = self.hosts.train_epoch()
         flops = self.end_epoch(np.flatnonzero(is_training).tolist(), trained)
         records.n_steps[:] += is_running
 
-        ended = is_running & (self.population.is_finished | (records.epoch >= records.n_epochs))
+        ended = is_running & (self.hosts.is_finished | (records.epoch >= records.n_epochs))
         spent = flops / records.reference_flops
         records.flops_used[:] += spent
         added = np.where(is_training, records.slots.grown_parameters.sum(1), 0)
@@ -240,7 +235,7 @@ class GrowthEpisodes(Episodes[Hosts]):
     def plant(self, seeds: Mapping[int, Sequence[FirstSeed]]) -> None:
         """Let some hosts start with committed seeds; see :meth:`Population.plant`."""
         for host, first_seeds in seeds.items():
-            self.population.plant(host, first_seeds)
+            self.hosts.plant(host, first_seeds)
         self.start(list(seeds))
 
     def keep_states(self, *, largest_counts: bool = False) -> None:
@@ -257,11 +252,11 @@ class GrowthEpisodes(Episodes[Hosts]):
     def stop(self, host: int) -> None:
         """Truncate an episode; its host trains no further."""
         self.records.is_over[host] = True
-        self.population.finish(host)
+        self.hosts.finish(host)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything the next step depends on: tensors and plain values."""
-        hosts = self.population.state_dict()
+        hosts = self.hosts.state_dict()
         tensors = {f"hosts/{name}": tensor for name, tensor in hosts["tensors"].items()}
         tensors |= {f"records/{n}": tensor for n, tensor in self.records.state_dict().items()}
         return {"tensors": tensors, "facts": {"hosts": hosts["facts"]}}
@@ -276,7 +271,7 @@ class GrowthEpisodes(Episodes[Hosts]):
         for host, seed in enumerate(seeds):
             self._replace(host, seed)
         hosts = {"tensors": parts["hosts"], "facts": state["facts"]["hosts"]}
-        self.population.load_state_dict(hosts)
+        self.hosts.load_state_dict(hosts)
         self.records.load_state_dict(parts["records"])
         self._masks = None
 
@@ -306,17 +301,17 @@ class GrowthEpisodes(Episodes[Hosts]):
 
     def _train_without_growing(self, host: int) -> None:
         """Record how a new host would do with no growth, and start it again."""
-        records, population = self.records, self.population
+        records, hosts = self.records, self.hosts
         best, scores, n_epochs = -np.inf, records.baseline_scores[host], records.n_epochs[host]
         for epoch in range(n_epochs + 1):
             if epoch:
-                population.train_epoch([host])
-            scores[epoch] = self.hosts.evaluate([host]).scores[0]
+                hosts.train_epoch([host])
+            scores[epoch] = self.hosts.score([host]).scores[0]
             if scores[epoch] > best:
                 best = scores[epoch]
-                records.baseline_final_score[host] = self.hosts.evaluate([host], "final").scores[0]
+                records.baseline_final_score[host] = self.hosts.score([host], "final").scores[0]
         records.baseline_flops[host, : n_epochs + 1] = np.arange(n_epochs + 1) / n_epochs
-        population.restart(host, population.specs[host])
+        hosts.restart(host, hosts.specs[host])
 
     def _follow_schedule(self, hosts: Sequence[int], draw_seeds: Sequence[int]) -> None:
         """Record how copies of new hosts do with the fixed schedule that suits their price."""
@@ -340,18 +335,18 @@ class GrowthEpisodes(Episodes[Hosts]):
         records.baseline_final_score[hosts] = copied.final_score
 
     def _replace(self, host: int, seed: int) -> None:
-        self.hosts.restart(host, seed)
+        self.hosts.draw(host, seed)
         self._start_record(host, seed)
 
     def _start_record(self, host: int, seed: int) -> None:
         """Record what is known about a host before its first step."""
-        records, hosts, population = self.records, self.hosts, self.population
-        spec, costs = population.specs[host], population.costs_of(host)
+        records, hosts = self.records, self.hosts
+        spec, costs = hosts.specs[host], hosts.costs_of(host)
         records.clear(host)
         records.draw_seed[host] = seed
         records.n_classes[host] = hosts.draws[host].n_classes
         records.n_samples[host] = len(spec.data.train_inputs)
-        records.n_batches[host] = population.orders[host].n_batches
+        records.n_batches[host] = hosts.orders[host].n_batches
         records.n_parameters[host] = costs.host_parameters
         records.set_slot_sizes(host, costs.slot_sizes)
         records.n_epochs[host] = hosts.n_epochs(host)
@@ -363,7 +358,7 @@ class GrowthEpisodes(Episodes[Hosts]):
         """End the training of hosts and return their final scores, NaN for the others."""
         for host in np.flatnonzero(ended).tolist():
             self.hosts.restore_kept(host)
-            self.population.finish(host)
+            self.hosts.finish(host)
         return np.where(ended, self.records.final_score, np.nan)
 
     def _potential(self) -> Floats:

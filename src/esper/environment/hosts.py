@@ -1,4 +1,4 @@
-"""The hosts of episodes: what was drawn for each, and the population that trains them.
+"""The hosts of episodes: a population, and what was drawn for each of its hosts.
 
 Draws may have hosts of several designs. Their slots are padded to the number of the hosts with the
 most: the slots that a host lacks are dormant for ever and no blueprint fits them.
@@ -9,6 +9,7 @@ Shapes: N = hosts, S = slots.
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -20,9 +21,6 @@ from esper.arrays import Integers
 from esper.environment.draws import FinalSplit, make_host_data
 from esper.environment.engine import HostScores
 from esper.errors import TaskError
-from esper.growth.slot_states import Outcome
-from esper.lifecycle.factored_actions import decode_action
-from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
 from esper.populations import Form, HostData, HostSpec, Population
 from esper.populations.host import HostCosts
@@ -31,8 +29,11 @@ from esper.tamiyo.policy.action_masks import ActionMasks, JointMasks, compute_ar
 from esper.tamiyo.policy.observations import clip
 from esper.tasks import Metric, Task, TaskDraw
 
+DRAWS_BYTES = 64e6
+"""Size of the data that are kept because the same hosts may come again, as in trials."""
 
-class Hosts:
+
+class Hosts(Population):
     """All hosts of a task."""
 
     def __init__(
@@ -43,15 +44,17 @@ class Hosts:
         Raises:
             TaskError: If the hosts differ in slots or blueprints.
         """
-        self.task, self.n_hosts = task, len(draw_seeds)
+        self.task = task
         self._final_split: FinalSplit = final_split
         self._fixed_data: HostData | None = None
+        self._drawn: OrderedDict[int, tuple[TaskDraw, HostSpec]] = OrderedDict()
+        """The last draws and specifications, by seed."""
+        self._drawn_bytes = 0
         drawn = [self._draw(seed) for seed in draw_seeds]
         self.draws: list[TaskDraw] = [draw for draw, _ in drawn]
         """The draw that each host learns from."""
-        self.population = Population(
-            task.make_host, [spec for _, spec in drawn], form=form, max_slots=task.max_slots
-        )
+        specs = [spec for _, spec in drawn]
+        super().__init__(task.make_host, specs, form=form, max_slots=task.max_slots)
         self._kept: dict[int, tuple[HostState, bool]] = {}
         """The state after the epoch that counts, and whether its blended seeds are kept."""
         self._references: list[HostCosts] = []
@@ -60,22 +63,34 @@ class Hosts:
             self._references.append(
                 self._references[-1] if is_known else self._measure_reference(spec)
             )
-        self.slot_config: SlotConfig = self._find_slots(0)
-        """The slots of the first hosts; others may name theirs differently."""
-        self._slot_configs = [self.slot_config]
+        self.shown_slots: SlotConfig = self._find_slots(0)
+        """The slots as a controller sees them; hosts may name theirs differently."""
+        self._slot_configs = [self.shown_slots]
         for host in range(1, self.n_hosts):
-            own = self._find_slots(host) if task.draws_designs else self.slot_config
+            own = self._find_slots(host) if task.draws_designs else self.shown_slots
             self._slot_configs.append(own)
             self._require_same_slots(host)
         self._joint_masks: JointMasks | None = None
         if task.draws_designs:
             names = tuple(f"slot.{number}" for number in range(task.max_slots))
-            self.slot_config = SlotConfig(names, blueprints=self.slot_config.blueprints)
-            self._joint_masks = JointMasks(self.slot_config, self.n_hosts)
+            self.shown_slots = SlotConfig(names, blueprints=self.shown_slots.blueprints)
+            self._joint_masks = JointMasks(self.shown_slots, self.n_hosts)
             for host, config in enumerate(self._slot_configs):
                 self._joint_masks.set_slots(slice(host, host + 1), config)
 
     def _draw(self, seed: int) -> tuple[TaskDraw, HostSpec]:
+        """Return the draw and specification of a seed's host, which may be known."""
+        if seed in self._drawn:
+            self._drawn.move_to_end(seed)
+            return self._drawn[seed]
+        self._drawn[seed] = found = self._draw_anew(seed)
+        self._drawn_bytes += found[1].data.n_bytes
+        while self._drawn_bytes > DRAWS_BYTES and len(self._drawn) > 1:
+            _, (_, oldest) = self._drawn.popitem(last=False)
+            self._drawn_bytes -= oldest.data.n_bytes
+        return found
+
+    def _draw_anew(self, seed: int) -> tuple[TaskDraw, HostSpec]:
         """Return the draw and specification of a seed's host; fixed data are shared."""
         task = self.task
         draw = task.sample(seed)
@@ -98,11 +113,11 @@ class Hosts:
         """Return the costs of the host that those of a host are relative to."""
         task = self.task
         own = spec if task.draws_designs else replace(spec, build=task.make_host)
-        return self.population.measure(own)
+        return self.measure(own)
 
     def _find_slots(self, host: int) -> SlotConfig:
         """Return the slots of a host, and those that it lacks."""
-        own, task = self.population.slot_config_of(host), self.task
+        own, task = super().slot_config_of(host), self.task
         prices = map(self.price, [host] if task.draws_designs else range(self.n_hosts))
         is_paid = task.budget.parameter_rent > 0.0 or any(prices)
         # Without costs a host trains to the end.
@@ -144,15 +159,15 @@ class Hosts:
 
     def reference_epoch_flops(self, host: int) -> float:
         """Return the FLOPs of training and validating the reference host for one epoch."""
-        order, costs = self.population.orders[host], self._references[host]
-        n_validated = len(self.population.specs[host].data.validation_inputs)
+        order, costs = self.orders[host], self._references[host]
+        n_validated = len(self.specs[host].data.validation_inputs)
         training = order.n_batches * order.batch_size * costs.host_training
         return training + n_validated * costs.host_forward
 
-    def restart(self, host: int, seed: int) -> None:
+    def draw(self, host: int, seed: int) -> None:
         """Replace a host by that of another draw seed."""
         self.draws[host], spec = self._draw(seed)
-        self.population.restart(host, spec)
+        self.restart(host, spec)
         if self.task.draws_designs:
             self._references[host] = self._measure_reference(spec)
             self._slot_configs[host] = self._find_slots(host)
@@ -175,31 +190,27 @@ class Hosts:
 
     def masks(self) -> ActionMasks:
         """Return the legal actions of each host."""
-        arrays = self.population.slot_arrays()
+        arrays = self.slot_arrays()
         state = (arrays.stage, arrays.age_epochs, arrays.alpha_at_rest, arrays.is_gate_open)
         stage, age, at_rest, is_open = (torch.from_numpy(values) for values in state)
         if self._joint_masks is not None:
             return self._joint_masks.compute(stage, age, at_rest, is_open)
-        return compute_array_masks(stage, age, at_rest, self.slot_config, is_open)
+        return compute_array_masks(stage, age, at_rest, self.shown_slots, is_open)
 
     @property
     def can_measure(self) -> bool:
         """Whether hosts can be evaluated without a seed."""
         return True
 
-    def slot_arrays(self) -> SlotArrays:
-        """Return the state of all slots as live arrays."""
-        return self.population.slot_arrays()
-
     def slot_configs(self) -> list[SlotConfig]:
-        """Return the slots of each host."""
+        """Return the slots of each host, and those that it lacks."""
         return self._slot_configs
 
-    def apply(self, host: int, choices: Sequence[int]) -> Outcome:
-        """Carry out a legal action of one host."""
-        return self.population.apply(host, decode_action(choices, self._slot_configs[host]))
+    def slot_config_of(self, host: int) -> SlotConfig:
+        """Return the slots of a host, and those that it lacks."""
+        return self._slot_configs[host]
 
-    def evaluate(
+    def score(
         self,
         hosts: Sequence[int],
         split: Split = "validation",
@@ -208,7 +219,7 @@ class Hosts:
         committed_only: bool = False,
     ) -> HostScores:
         """Score hosts: as they are, without one slot's seed, or with committed seeds only."""
-        found = self.population.evaluate(
+        found = self.evaluate(
             split, hosts=hosts, without_slot=without_slot, committed_only=committed_only
         )
         scores = np.empty(len(hosts))
@@ -223,14 +234,14 @@ class Hosts:
 
     def keep(self, host: int, *, with_blended: bool) -> None:
         """Keep the state of a host until :meth:`restore_kept`, with or without blended seeds."""
-        self._kept[host] = self.population.get_state(host), with_blended
+        self._kept[host] = self.get_state(host), with_blended
 
     def restore_kept(self, host: int) -> None:
         """End growth in the state that was kept of a host, if one was."""
         if host in self._kept:
             state, with_blended = self._kept.pop(host)
-            self.population.set_state(host, state)
-            self.population.end_growth(host, keep=with_blended)
+            self.set_state(host, state)
+            self.end_growth(host, keep=with_blended)
 
 
 def _padded(slot_config: SlotConfig, n_slots: int) -> SlotConfig:

@@ -23,8 +23,9 @@ from esper.growth.governor import Governor, GovernorReport
 from esper.growth.modules import count_parameters, named_parameters
 from esper.growth.ranks import Ranks
 from esper.growth.slot_states import Outcome, SlotLife
-from esper.lifecycle.factored_actions import GrowthAction, Op, decode_action
+from esper.lifecycle.factored_actions import GrowthAction, Op
 from esper.lifecycle.slot_arrays import SlotArrays
+from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.stages import Stage
 from esper.populations.host_data import Split
 from esper.populations.population import write_fossils, write_slot
@@ -197,7 +198,7 @@ class OwnHost(TrainedModel):
         self._found = {False: now}
         return now
 
-    def evaluate(
+    def score(
         self,
         hosts: Sequence[int],
         split: Split = "validation",
@@ -227,13 +228,16 @@ class OwnHost(TrainedModel):
         """Let the loop know that the current epoch counts."""
         self.on_keep(with_blended)
 
-    def apply(self, host: int, choices: Sequence[int]) -> Outcome:
+    def slot_config_of(self, host: int) -> SlotConfig:
+        """Return the slots of the model."""
+        return self.slot_config
+
+    def apply(self, host: int, action: GrowthAction) -> Outcome:
         """Carry out an action; one that the model has no room for is refused.
 
         Raises:
             IllegalActionError: If the state of the slots does not allow it.
         """
-        action = decode_action(choices, self.slot_config)
         why = self._find_excess(action)
         if not why:
             try:

@@ -122,21 +122,21 @@ def _grow_host(
     with torch.random.fork_rng(devices=[]):
         envs.reset(seed=seed)
     given = _export_host(envs)
-    population, timeline = envs.growth.population, Trace()
+    hosts, timeline = envs.growth.hosts, Trace()
 
     def record(actions: Integers, result: StepResult) -> None:
         timeline.append(_describe(envs, controller, actions, result))
         on_step(timeline[-1])
 
     envs.growth.keep_states(largest_counts=largest_counts)
-    flops = population.training_flops(0)
-    n_samples = population.orders[0].batch_size
+    flops = hosts.training_flops(0)
+    n_samples = hosts.orders[0].batch_size
     with suitable_threads(n_samples * flops), torch.random.fork_rng(devices=[]):
         results = run_episodes(envs, controller, seed=seed, on_step=record)
     grown, draw = _export_host(envs), envs.growth.draws[0]
     before, after = (measure(one, draw.data.test, envs.task.metric) for one in (given, grown))
     budget, records = envs.task.budget, envs.growth.records
-    grown_slots = slots(population.model(0)).values()
+    grown_slots = slots(hosts.model(0)).values()
     growth = tuple(SlotGrowth.of(slot) for slot in grown_slots if slot.life.committed)
     seeds = [(each.slot, name) for each in growth for name in each.blueprints]
     best_epoch = int(records.settled_epoch[0])
@@ -201,7 +201,7 @@ def _finite(value: float) -> float | None:
 
 def _export_host(envs: GrowthVectorEnv) -> nn.Module:
     """Return the host as a plain module with its committed seeds and no gradients."""
-    model = export(envs.growth.population.model(0), committed_only=True)
+    model = export(envs.growth.hosts.model(0), committed_only=True)
     for parameter in model.parameters():
         parameter.grad = None
     return model

@@ -81,6 +81,12 @@ class HostData:
         )
         return f"HostData({sizes}; inputs {array_text(self.train_inputs)})"
 
+    @property
+    def n_bytes(self) -> int:
+        """The size of all samples."""
+        tensors = [getattr(self, entry.name) for entry in fields(self)]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
     def split(self, name: Split) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of a split."""
         if name == "train":

@@ -287,7 +287,7 @@ class Recorder:
 
     def _settled_seeds(self) -> dict[str, NDArray[Any]]:
         """Return the columns of settled seeds, ``[N, C]`` each."""
-        population, config = self._growth.population, self._growth.slot_config
+        population, config = self._growth.hosts, self._growth.slot_config
         settled = self._growth.records.settled
         found: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
         for (host, slot), numbers in self._settled_numbers.items():

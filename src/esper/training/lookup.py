@@ -73,7 +73,7 @@ def find_controller(
         'heuristic'
     """
     if controller == PROGRESSIVE:
-        model, n_epochs = envs.growth.population.model(0), envs.task.budget.n_epochs
+        model, n_epochs = envs.growth.hosts.model(0), envs.task.budget.n_epochs
         return find_progressive(envs.layout, model, n_epochs, target, fractions)
     require_progressive(controller, target=target, fractions=fractions)
     saved = find_saved(controller)

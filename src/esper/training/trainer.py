@@ -111,7 +111,7 @@ class Trainer:
 
     def describe_forms(self) -> str | None:
         """Return a sentence about hosts that train more slowly than compiled ones, if any do."""
-        return self._sample.growth.population.describe_forms()
+        return self._sample.growth.hosts.describe_forms()
 
     def load(self, state: State) -> None:
         """Continue from a checkpoint."""
