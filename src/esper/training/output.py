@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from esper.config.run import RunConfig
 from esper.errors import EsperError
@@ -67,9 +68,9 @@ class RecordOutput:
 
         self._for_each(pass_on)
 
-    def show_trial(self, trial: TrialProgress) -> None:
-        """Pass the progress of a trial to the watchers that show it."""
-        self._show("watch_trial", trial)
+    def on_share(self, **facts: Any) -> Callable[[float], None]:
+        """Return what shows the share of a trial that is done, given :class:`TrialProgress`."""
+        return lambda share: self._show("watch_trial", TrialProgress(share=share, **facts))
 
     def show_note(self, message: str) -> None:
         """Pass a sentence about what computes the run to the watchers that show it."""

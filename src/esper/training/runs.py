@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -47,7 +46,7 @@ from esper.telemetry.records import NoticeRecord
 from esper.telemetry.sinks import Sink, make_sink
 from esper.training.host_runs import HostRuns, make_arm
 from esper.training.host_trainer import MakeController
-from esper.training.output import ActivityFile, RecordOutput, TrialProgress, shown_run
+from esper.training.output import ActivityFile, RecordOutput, shown_run
 from esper.training.records import evaluation_record
 from esper.training.run import Run
 from esper.training.setup import make_run_task, require_room, resolve_task
@@ -79,15 +78,12 @@ def conclude(trainer: Trainer, folder: RunFolder, output: RecordOutput) -> Evide
     best: BestHost | None = None
     names = (LEARNED, *BASELINES)
     for number, arm in enumerate(names, 1):
-        trial = TrialProgress(
-            arm=arm,
-            purpose="final",
-            n_hosts=n_hosts,
-            share=0.0,
-            number=number,
-            n_trials=len(names),
+        start, show = (
+            perf_counter(),
+            output.on_share(
+                arm=arm, purpose="final", n_hosts=n_hosts, number=number, n_trials=len(names)
+            ),
         )
-        start, show = perf_counter(), partial(_show_share, output, trial)
         runs = trials.run(_controller_maker(trainer, arm), show)
         record = evaluation_record(
             runs,
@@ -133,10 +129,6 @@ def _notes(progress: Progress) -> tuple[str, ...]:
     if progress.passed_round is not None:
         found = f"Held-out trials first passed {schedule} after round {progress.passed_round}."
     return (found, AS_TAUGHT) if progress.best_round == 0 else (found,)
-
-
-def _show_share(output: RecordOutput, trial: TrialProgress, share: float) -> None:
-    output.show_trial(replace(trial, share=share))
 
 
 def _controller_maker(trainer: Trainer, arm: str) -> MakeController:

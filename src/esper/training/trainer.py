@@ -22,7 +22,7 @@ from esper.telemetry.records import NoticeRecord, Record, UpdateRecord
 from esper.training.expectations import learn_gains
 from esper.training.host_runs import HostRuns
 from esper.training.lessons import teach
-from esper.training.output import RecordOutput, TrialProgress
+from esper.training.output import RecordOutput
 from esper.training.ppo_recording import update_record
 from esper.training.records import (
     evaluation_record,
@@ -39,9 +39,6 @@ from esper.training.worker_pool import OnShare, Pool
 
 MAX_REFUSALS = 3
 """Updates in a row that may be rejected before a run fails."""
-
-Trial = Callable[[Trials, OnShare], HostRuns]
-"""Runs a controller on the hosts of evaluations."""
 
 
 def rates_of(config: RunConfig, round_number: int) -> dict[str, float]:
@@ -167,8 +164,8 @@ class Trainer:
         """Record the run, and evaluate no growth and the fixed schedule."""
         self._describe_run()
         progress = self.parts.progress
-        make = partial(make_named, NO_GROWTH)
-        plain = self._run_baseline(NO_GROWTH, lambda trials, show: trials.run(make, show))
+        run = partial(self._trials.run, partial(make_named, NO_GROWTH))
+        plain = self._run_baseline(NO_GROWTH, run)
         progress.no_growth_score = float(plain.score.mean())
         progress.fixed_return = float(self._run_baseline("fixed", self._run_fixed).returns.mean())
         progress.phase = "collecting"
@@ -179,13 +176,8 @@ class Trainer:
 
     def _teach(self) -> None:
         """Let the policy learn from hosts that schedules have grown."""
-
-        def show(share: float) -> None:
-            n_hosts = self.config.lesson_hosts
-            self._output.show_trial(
-                TrialProgress(arm="lessons", purpose="lessons", n_hosts=n_hosts, share=share)
-            )
-
+        n_hosts = self.config.lesson_hosts
+        show = self._output.on_share(arm="lessons", purpose="lessons", n_hosts=n_hosts)
         teach(self.config, self.task, self.parts.policy, show, self.stop.check)
         self._send_weights()
 
@@ -194,17 +186,18 @@ class Trainer:
         host = None if self.task.draws_designs else self.task.make_host(0)
         self._write(run_record(self.config, self.parts.slot_config, host, self._name))
 
-    def _run_baseline(self, arm: str, run: Trial) -> HostRuns:
+    def _run_baseline(self, arm: str, run: Callable[[OnShare], HostRuns]) -> HostRuns:
         """Run and record a trial before the first round."""
         results, seconds = self._run_trial(arm, run)
         self._write(evaluation_record(results, round_number=0, arm=arm, seconds=seconds))
         return results
 
-    def _run_fixed(self, trials: Trials, show: OnShare) -> HostRuns:
+    def _run_fixed(self, show: OnShare) -> HostRuns:
         """Choose when the fixed schedule stops, and run it."""
-        stop = trials.find_stop(lambda share: show(share / 2))
+        stop = self._trials.find_stop(lambda share: show(share / 2))
         self.parts.progress.fixed_stop = stop
-        return trials.run(partial(make_fixed, stop), lambda share: show(0.5 + share / 2))
+        make = partial(make_fixed, stop)
+        return self._trials.run(make, lambda share: show(0.5 + share / 2))
 
     def _run_round(self) -> None:
         """Fill the rest of the buffer, update the policy and record the round."""
@@ -309,9 +302,7 @@ class Trainer:
         parts, progress, config = self.parts, self.parts.progress, self.config.evaluation
         self.stop.check()
         learned = partial(make_learned, self.config, parts.policy.state_dict())
-        results, seconds = self._run_trial(
-            "learned", lambda trials, show: trials.run(learned, show)
-        )
+        results, seconds = self._run_trial("learned", partial(self._trials.run, learned))
         mean = float(results.returns.mean())
         best = progress.best_return
         is_best = best is None or mean > best + config.min_improvement
@@ -372,15 +363,11 @@ class Trainer:
         """Let the hosts of the next steps be grown by the policy as it is now."""
         self.parts.rollout.set_weights(self.parts.agent.weights())
 
-    def _run_trial(self, arm: str, run: Trial) -> tuple[HostRuns, float]:
+    def _run_trial(self, arm: str, run: Callable[[OnShare], HostRuns]) -> tuple[HostRuns, float]:
         """Return the results of a trial on the hosts of evaluations, and the seconds it took."""
         start, n_hosts = perf_counter(), self._trials.n_hosts
-
-        def show(share: float) -> None:
-            trial = TrialProgress(arm=arm, purpose="tuning", n_hosts=n_hosts, share=share)
-            self._output.show_trial(trial)
-
-        return run(self._trials, show), perf_counter() - start
+        results = run(self._output.on_share(arm=arm, purpose="tuning", n_hosts=n_hosts))
+        return results, perf_counter() - start
 
     def _write(self, *records: Record) -> None:
         with self.stopwatch.measure("telemetry"):
