@@ -39,8 +39,8 @@ check: $(READY)  ## style, types, import directions, sizes
 	$(BIN)/python tools/size_report.py src
 
 coverage: $(READY)  ## branch coverage of the tests by package; core packages need 95%
-	OMP_NUM_THREADS=1 ESPER_TEST_EXAMPLES=100 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=
-	$(BIN)/python tools/coverage_by_package.py
+	OMP_NUM_THREADS=1 ESPER_TEST_EXAMPLES=100 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=; \
+		code=$$?; $(BIN)/python tools/coverage_by_package.py && exit $$code
 
 slow-test: $(SLOW_READY) chromium coverage  ## coverage, then tests that take minutes or need other libraries or a browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -rs -n 2 --dist worksteal

@@ -34,8 +34,9 @@ from esper.training import worker_pool
 _OPTIONS = (
     "--task spirals --task-options batches_per_epoch=1 --rounds 2 --envs 2 --n-steps 4 "
     "--budget.n-epochs 3 --policy.feature-size 4 --policy.lstm-size 2 --ppo.n-epochs 1 "
-    "--ppo.n-minibatches 1 --checkpoints.save-freq 3 --evaluation.eval-freq 1 "
-    "--evaluation.n-eval-episodes 1 --evaluation.n-final-episodes 2 --quiet"
+    "--ppo.n-minibatches 1 --first-policy cautious --checkpoints.save-freq 3 "
+    "--evaluation.eval-freq 1 --evaluation.n-eval-episodes 1 --evaluation.n-final-episodes 2 "
+    "--quiet"
 )
 OPTIONS = _OPTIONS.split()
 SHARDS = ["--envs-per-shard", "1"]
