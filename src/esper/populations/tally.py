@@ -33,7 +33,7 @@ class EpochTally:
         self.interventions: dict[int, GovernorReport] = {}
         """The governor's report for each host that was rolled back."""
 
-    def start(self, hosts: Any = slice(None)) -> None:
+    def start(self, hosts: NDArray[np.int64] | Sequence[int] | slice = slice(None)) -> None:
         """Note that hosts are trained; the means of the others are 0."""
         self._is_active[hosts] = True
 
