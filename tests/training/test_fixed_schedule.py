@@ -102,8 +102,8 @@ def test_hosts_that_can_neither_grow_nor_stop_are_left_alone(
 ) -> None:
     envs = trial_envs(tiny_config(budget__n_epochs=5))
     forbidding = replace(envs.slot_config, allow_finish=False)
-    for holder in (envs.growth, envs.growth.hosts):
-        monkeypatch.setattr(holder, "slot_config", forbidding)
+    monkeypatch.setattr(envs.growth, "slot_config", forbidding)
+    monkeypatch.setattr(envs.growth.hosts, "shown_slots", forbidding)
     monkeypatch.setattr(trials, "plan_growth", lambda _: ())
     n_epochs = envs.task.budget.n_epochs
     results = run_episodes(envs, make_fixed(2, envs.growth), seed=5)

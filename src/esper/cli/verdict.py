@@ -10,6 +10,7 @@ from esper.formatting import many, signed_points
 
 if TYPE_CHECKING:
     from esper.results.evidence import Evidence
+    from esper.results.findings import Finding
     from esper.statistics import Interval
 
 SHOWN = ("arm", "return", "difference, points", "score", "FLOPs", "parameters")
@@ -56,11 +57,12 @@ def _show_plot(evidence: Evidence) -> None:
     from esper.results.arms import LABELS, NO_GROWTH
     from esper.results.findings import weigh
 
-    names = {NO_GROWTH: LABELS[NO_GROWTH]}
+    def name(one: Finding) -> str:
+        name = LABELS[NO_GROWTH] if one.against == NO_GROWTH else one.against
+        return f"{name}, tuned" if one.kind == "tuned" else name
+
     found = sorted(weigh(evidence), key=lambda one: one.returns.mean)
-    rows = [
-        (names.get(one.against, one.against), one.returns, one.is_sure_difference) for one in found
-    ]
+    rows = [(name(one), one.returns, one.is_sure_difference) for one in found]
     hosts = f"{evidence.n_hosts} held-out hosts"
     print(f"\nReturn on {hosts} in points, {evidence.own.name} minus each:\n")
     print("\n".join(plot_differences(rows)))

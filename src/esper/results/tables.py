@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from esper.formatting import (
     html_details,
     html_lines,
@@ -19,6 +21,9 @@ from esper.results.evidence import Evidence
 from esper.results.findings import Finding, weigh
 from esper.results.sentences import comparison_sentences, verdict_sentences
 from esper.statistics import nested_interval
+
+ROUNDING = 1e-5
+"""What is left of a return without its score and FLOPs, if it has no other costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +104,15 @@ def facts(evidence: Evidence, *, is_full_table: bool = True) -> tuple[str, ...]:
 
 
 def return_fact(evidence: Evidence) -> str:
-    """Return what the return is."""
-    if evidence.price is None:
+    """Return what the return is; only that of training can have costs besides FLOPs."""
+    price = evidence.price
+    if price is None:
         return "Return = score - costs, with a price of FLOPs for each host."
-    return f"Return = score - costs, at price {evidence.price:g} for the reference run's FLOPs."
+    cost = f"{price:g} x FLOPs (a share of the reference run's)"
+    terms = ((arm.returns, arm.score - price * arm.flops) for arm in evidence.arms)
+    if all(np.allclose(returns, net, atol=ROUNDING) for returns, net in terms):
+        return f"Return = score - {cost}, without rent."
+    return f"Return = score - {cost} - rent - penalties."
 
 
 def to_markdown(evidence: Evidence, *, level: int = 1) -> str:

@@ -340,8 +340,8 @@ class Trainer:
             return
         progress.passed_round = progress.round
         message = (
-            f"the controller now does better on held-out hosts than the fixed schedule "
-            f"({mean:.3f} over {fixed:.3f})"
+            f"first mean return above the fixed schedule's ({mean:.3f} over {fixed:.3f}), "
+            "no interval"
         )
         self._write(NoticeRecord(round=progress.round, kind="fixed schedule", message=message))
 

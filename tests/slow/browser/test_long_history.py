@@ -26,7 +26,8 @@ N_MOVES = 40
 MAX_TIMES = 2.5
 """How many times the CPU time of the short run the long one may take."""
 
-_ROUND, _UPDATE = example(RoundRecord), example(UpdateRecord)
+_ROUND = replace(example(RoundRecord), n_refused=0, n_illegal=0)  # they must not exceed the steps
+_UPDATE = example(UpdateRecord)
 
 
 def wave(number: int, kind: int) -> float:

@@ -15,7 +15,7 @@ export function Histograms({ title, note, parts, field, empty }) {
     <div class="panel-head"><h2>${title}</h2><span class="muted small">${note}</span></div>
     ${isEmpty ? html`<p class="muted">${empty}</p>` : html`<table class="histograms small"><tbody>
       ${parts.map((part) => html`<tr key=${part.first_round}>
-        <th scope="row">rounds ${roundsOf(part)}</th>
+        <th scope="row">${part.first_round === part.last_round ? "round" : "rounds"} ${roundsOf(part)}</th>
         <td><${Histogram} counts=${part[field]} epochs=${epochs} maximum=${maximum} /></td>
         <td class="n muted">${words(part[field])}</td></tr>`)}
       <tr><th scope="row" class="muted">epoch</th><td><${Axis} last=${last} /></td><td></td></tr>

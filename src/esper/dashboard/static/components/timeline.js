@@ -1,6 +1,6 @@
 /** The life of a host: its accuracy above, a lane for each slot below, epochs across. */
 
-import { classes, html, useEffect, useRef } from "../html.js";
+import { classes, html, useRef } from "../html.js";
 import { STAGE_COLOURS } from "../colours.js";
 import { number } from "../format.js";
 import { plain, refusalWords, stepWords, whenWords } from "../words.js";
@@ -221,20 +221,15 @@ function EpochAxis({ axis, height }) {
 /** The steps as buttons over the drawing; one of them can be reached by Tab, the others by arrow keys. */
 function StepButtons({ detail, axis, step, onStep, height }) {
   const box = useRef(null);
-  const isInside = useRef(false);
-  useEffect(() => {
-    if (isInside.current) box.current.children[step]?.focus();
-  }, [step]);
   const last = detail.steps.length - 1;
   const keys = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: last };
   const press = (event) => {
     if (!(event.key in keys)) return;
     event.preventDefault();
-    onStep(Math.min(last, Math.max(0, keys[event.key])));
+    box.current.children[Math.min(last, Math.max(0, keys[event.key]))].focus();
   };
   return html`<div class="timeline-steps" role="listbox" aria-label="Steps of the episode" aria-orientation="horizontal"
-    ref=${box} onKeyDown=${press} onFocusIn=${() => { isInside.current = true; }}
-    onFocusOut=${() => { isInside.current = false; }}>
+    ref=${box} onKeyDown=${press}>
     ${detail.steps.map((one, k) => html`<button type="button" role="option" key=${one.step} data-test=${`step-${k}`}
       aria-selected=${k === step} aria-label=${stepLabel(one)} tabindex=${k === step ? 0 : -1}
       style=${{ left: `${axis.x(k)}px`, width: `${axis.size}px`, height: `${height - 20}px` }}
@@ -249,7 +244,7 @@ function stepLabel(step) {
 }
 
 function shortened(name) {
-  return name.length > 14 ? `…${name.slice(-13)}` : name;
+  return name.length > 14 ? `…${name.slice(-13).replace(/^\.+/, "")}` : name;
 }
 
 function rounded(low, high) {
