@@ -262,8 +262,9 @@ def _read_about(folder: Path, step: int) -> dict[str, Any]:
         about = cast("dict[str, Any]", parse_json(content))
         if about["step"] != step:
             raise ValueError(f"it is the checkpoint of step {about['step']}")
-        if type(about["made_with"]) is not dict:
-            raise ValueError(f"{ABOUT_FILE} has a value of the wrong type")
+        versions = cast("dict[str, Any]", typed(about["made_with"], dict))
+        for value in (about["created"], *versions.values()):
+            typed(value, str, int)
     except (KeyError, TypeError, ValueError) as error:
         raise CHECKPOINT.damaged(folder, error) from error
     return about
