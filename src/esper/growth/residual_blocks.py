@@ -41,6 +41,12 @@ _NO_IDENTITY = (
 )
 
 
+_NO_GRADIENT = (
+    "no gradient would reach a copy that starts as the identity, because its branch ends in an "
+    "activation that is flat at zero, such as ReLU"
+)
+
+
 @dataclass(frozen=True)
 class BlockCall:
     """What a block was called with and what it returned, as copies."""
@@ -163,7 +169,10 @@ def _find_identity(
     trial = _Trial(block, call)
     with evaluation_mode(trial.twin), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            return trial.find(hint) or _NO_IDENTITY
+            identity = trial.find(hint)
+            if identity is None:
+                return _NO_IDENTITY
+            return identity if identity is hint or trial.learns(identity) else _NO_GRADIENT
         # A block may reject its own output in any way.
         except Exception as error:
             return f"it fails on its own output: {summarize_error(error)}"
@@ -208,6 +217,27 @@ class _Trial:
         zeroed = _shrink(order, holds)
         is_scalable = calls.outputs.keys() >= set(zeroed)
         return BlockIdentity(zeroed=tuple(zeroed), is_scalable=is_scalable) if zeroed else None
+
+    def learns(self, identity: BlockIdentity) -> bool:
+        """Return whether gradients reach what is zero in a copy of the block."""
+        self._is_identity(identity.zeroed, identity.norms, 0.0)
+        # Away from zero, where a block that ends in relu(x + f(x)) hands gradients on.
+        x = self.probes[0].abs() + self.probes[1].abs() + 1.0
+        zeroed = [
+            parameter.requires_grad_()
+            for name in identity.zeroed
+            for parameter in self.layers[name].parameters(recurse=False)
+            if parameter.is_floating_point()
+        ]
+        try:
+            with torch.enable_grad():
+                output = cast(Tensor, main_output(self.call.run(self.twin, x)))
+            generator = torch.Generator().manual_seed(0)
+            direction = torch.randn(output.shape, generator=generator).to(output)
+            found = torch.autograd.grad(output, zeroed, direction, materialize_grads=True)
+        except RuntimeError:  # cuDNN's recurrent layers have no gradient in evaluation mode
+            return True
+        return any(bool(gradient.any()) for gradient in found)
 
     def _find_behind_norm(self, order: list[str], calls: _LayerCalls) -> BlockIdentity | None:
         """Return how a block that ends in a norm becomes the identity on normalized input."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import esper
 from esper.errors import SurgeryError
@@ -221,3 +221,24 @@ def test_layers_between_blocks_do_not_count_as_blocks() -> None:
     assert (row.before, row.after) == (2, 4)
     with pytest.raises(SurgeryError, match="has 4 blocks"):
         esper.deepen(model, to=4, sample_input=torch.randn(2, 7, 5))
+
+
+class EndsInRelu(nn.Module):
+    """A block whose branch ends in an activation without a gradient at zero."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.activation = nn.Linear(6, 6), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.activation(self.layer(x))
+
+
+def test_blocks_whose_copies_would_never_learn_are_refused() -> None:
+    flat = nn.Sequential(*(EndsInRelu(nn.ReLU()) for _ in range(2)))
+    with pytest.raises(SurgeryError, match="no gradient would reach"):
+        esper.deepen(flat, by=1, sample_input=torch.randn(3, 6))
+    model = nn.Sequential(*(EndsInRelu(nn.Tanh()) for _ in range(2)))
+    change = esper.deepen(model, by=1, sample_input=torch.randn(3, 6))
+    model(torch.randn(3, 6)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in change.new_parameters())
