@@ -17,7 +17,7 @@ from esper.arrays import Flags, Floats, Integers
 from esper.config.growth import RELATIVE_REWARDS, RewardConfig
 from esper.environment.draws import FinalSplit
 from esper.environment.engine import Episodes
-from esper.environment.hosts import Hosts
+from esper.environment.hosts import Hosts, KnownDraws
 from esper.environment.rewards import RewardTerms, potential, settle_step
 from esper.errors import ActionSpecError, ConfigError, ShapeError
 from esper.lifecycle.factored_actions import HEAD_NAMES, growth_action_spec
@@ -92,19 +92,20 @@ class GrowthEpisodes(Episodes[Hosts]):
         form: Form = "auto",
         rewards: RewardConfig | None = None,
         final_split: FinalSplit = "validation",
+        draws: KnownDraws | None = None,
     ) -> None:
         """Start an episode for each draw seed.
 
-        The arguments are those of :class:`~esper.environment.vector_env.GrowthVectorEnv`.
+        The arguments are those of :class:`~esper.environment.vector_env.GrowthVectorEnv`, and
+        draws that other episodes of the task know already.
 
         Raises:
             TaskError: If the hosts differ in slots or blueprints.
         """
         self.task = task
         self._form: Form = form
-        self._final_split: FinalSplit = final_split
         self.rewards = rewards or RewardConfig()
-        hosts = Hosts(task, draw_seeds, form=form, final_split=final_split)
+        hosts = Hosts(draws or KnownDraws(task, final_split), draw_seeds, form=form)
         self.slot_config: SlotConfig = hosts.shown_slots
         """The slots of the task's own hosts; others may name theirs differently."""
         self._has_baselines = self.rewards.reward in RELATIVE_REWARDS
@@ -320,7 +321,7 @@ class GrowthEpisodes(Episodes[Hosts]):
             draw_seeds,
             form=self._form,
             rewards=RewardConfig(shaping=0.0),
-            final_split=self._final_split,
+            draws=self.hosts.known_draws,
         )
         records, copied = self.records, copies.records
         schedule = PriceSchedule(copies.layout)

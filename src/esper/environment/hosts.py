@@ -30,68 +30,38 @@ from esper.tamiyo.policy.observations import clip
 from esper.tasks import Metric, Task, TaskDraw
 
 DRAWS_BYTES = 64e6
-"""Size of the data that are kept because the same hosts may come again, as in trials."""
+"""Size of the data that are kept because the same hosts may come again."""
 
 
-class Hosts(Population):
-    """All hosts of a task."""
+class KnownDraws:
+    """Draws and specifications of a task's hosts by seed.
 
-    def __init__(
-        self, task: Task, draw_seeds: Sequence[int], *, form: Form, final_split: FinalSplit
-    ) -> None:
-        """Make a host for each draw seed.
+    The last ones are kept, because trials of several controllers and the baselines of rewards meet
+    the same hosts again, and to draw a problem may take longer than to learn it.
+    """
 
-        Raises:
-            TaskError: If the hosts differ in slots or blueprints.
-        """
+    def __init__(self, task: Task, final_split: FinalSplit) -> None:
+        """Draw hosts of a task, whose final scores are measured on a split."""
         self.task = task
         self._final_split: FinalSplit = final_split
         self._fixed_data: HostData | None = None
-        self._drawn: OrderedDict[int, tuple[TaskDraw, HostSpec]] = OrderedDict()
-        """The last draws and specifications, by seed."""
-        self._drawn_bytes = 0
-        drawn = [self._draw(seed) for seed in draw_seeds]
-        self.draws: list[TaskDraw] = [draw for draw, _ in drawn]
-        """The draw that each host learns from."""
-        specs = [spec for _, spec in drawn]
-        super().__init__(task.make_host, specs, form=form, max_slots=task.max_slots)
-        self._kept: dict[int, tuple[HostState, bool]] = {}
-        """The state after the epoch that counts, and whether its blended seeds are kept."""
-        self._references: list[HostCosts] = []
-        for _, spec in drawn:
-            is_known = self._references and not task.draws_designs
-            self._references.append(
-                self._references[-1] if is_known else self._measure_reference(spec)
-            )
-        self.shown_slots: SlotConfig = self._find_slots(0)
-        """The slots as a controller sees them; hosts may name theirs differently."""
-        self._slot_configs = [self.shown_slots]
-        for host in range(1, self.n_hosts):
-            own = self._find_slots(host) if task.draws_designs else self.shown_slots
-            self._slot_configs.append(own)
-            self._require_same_slots(host)
-        self._joint_masks: JointMasks | None = None
-        if task.draws_designs:
-            names = tuple(f"slot.{number}" for number in range(task.max_slots))
-            self.shown_slots = SlotConfig(names, blueprints=self.shown_slots.blueprints)
-            self._joint_masks = JointMasks(self.shown_slots, self.n_hosts)
-            for host, config in enumerate(self._slot_configs):
-                self._joint_masks.set_slots(slice(host, host + 1), config)
+        self._found: OrderedDict[int, tuple[TaskDraw, HostSpec]] = OrderedDict()
+        self._n_bytes = 0
 
-    def _draw(self, seed: int) -> tuple[TaskDraw, HostSpec]:
-        """Return the draw and specification of a seed's host, which may be known."""
-        if seed in self._drawn:
-            self._drawn.move_to_end(seed)
-            return self._drawn[seed]
-        self._drawn[seed] = found = self._draw_anew(seed)
-        self._drawn_bytes += found[1].data.n_bytes
-        while self._drawn_bytes > DRAWS_BYTES and len(self._drawn) > 1:
-            _, (_, oldest) = self._drawn.popitem(last=False)
-            self._drawn_bytes -= oldest.data.n_bytes
+    def find(self, seed: int) -> tuple[TaskDraw, HostSpec]:
+        """Return the draw and the specification of a seed's host."""
+        if seed in self._found:
+            self._found.move_to_end(seed)
+            return self._found[seed]
+        self._found[seed] = found = self._draw(seed)
+        self._n_bytes += found[1].data.n_bytes
+        while self._n_bytes > DRAWS_BYTES and len(self._found) > 1:
+            _, (_, oldest) = self._found.popitem(last=False)
+            self._n_bytes -= oldest.data.n_bytes
         return found
 
-    def _draw_anew(self, seed: int) -> tuple[TaskDraw, HostSpec]:
-        """Return the draw and specification of a seed's host; fixed data are shared."""
+    def _draw(self, seed: int) -> tuple[TaskDraw, HostSpec]:
+        """Draw a seed's host; fixed data are shared."""
         task = self.task
         draw = task.sample(seed)
         data = self._fixed_data or make_host_data(draw, self._final_split)
@@ -109,11 +79,46 @@ class Hosts(Population):
             growth=task.growth,
         )
 
-    def _measure_reference(self, spec: HostSpec) -> HostCosts:
-        """Return the costs of the host that those of a host are relative to."""
-        task = self.task
-        own = spec if task.draws_designs else replace(spec, build=task.make_host)
-        return self.measure(own)
+
+class Hosts(Population):
+    """All hosts of a task."""
+
+    def __init__(self, draws: KnownDraws, draw_seeds: Sequence[int], *, form: Form) -> None:
+        """Make a host for each draw seed.
+
+        Raises:
+            TaskError: If the hosts differ in slots or blueprints.
+        """
+        self.task = task = draws.task
+        self.known_draws = draws
+        drawn = [draws.find(seed) for seed in draw_seeds]
+        self.draws: list[TaskDraw] = [draw for draw, _ in drawn]
+        """The draw that each host learns from."""
+        specs = [spec for _, spec in drawn]
+        super().__init__(task.make_host, specs, form=form, max_slots=task.max_slots)
+        self._kept: dict[int, tuple[HostState, bool]] = {}
+        """The state after the epoch that counts, and whether its blended seeds are kept."""
+        own = specs[0] if task.draws_designs else replace(specs[0], build=task.make_host)
+        self._reference: HostCosts = self.measure(own)
+        """The costs of the task's own design."""
+        self.shown_slots: SlotConfig = self._find_slots(0)
+        """The slots as a controller sees them; hosts may name theirs differently."""
+        self._slot_configs = [self.shown_slots]
+        for host in range(1, self.n_hosts):
+            own = self._find_slots(host) if task.draws_designs else self.shown_slots
+            self._slot_configs.append(own)
+            self._require_same_slots(host)
+        self._joint_masks: JointMasks | None = None
+        if task.draws_designs:
+            names = tuple(f"slot.{number}" for number in range(task.max_slots))
+            self.shown_slots = SlotConfig(names, blueprints=self.shown_slots.blueprints)
+            self._joint_masks = JointMasks(self.shown_slots, self.n_hosts)
+            for host, config in enumerate(self._slot_configs):
+                self._joint_masks.set_slots(slice(host, host + 1), config)
+
+    def reference_of(self, host: int) -> HostCosts:
+        """Return the costs that those of a host are relative to."""
+        return self.costs_of(host) if self.task.draws_designs else self._reference
 
     def _find_slots(self, host: int) -> SlotConfig:
         """Return the slots of a host, and those that it lacks."""
@@ -155,21 +160,21 @@ class Hosts(Population):
     @property
     def reference_parameters(self) -> Integers:
         """Parameters ``[N]`` of the reference host that rent is relative to."""
-        return np.array([own.host_parameters for own in self._references], np.int64)
+        costs = map(self.reference_of, range(self.n_hosts))
+        return np.array([own.host_parameters for own in costs], np.int64)
 
     def reference_epoch_flops(self, host: int) -> float:
         """Return the FLOPs of training and validating the reference host for one epoch."""
-        order, costs = self.orders[host], self._references[host]
+        order, costs = self.orders[host], self.reference_of(host)
         n_validated = len(self.specs[host].data.validation_inputs)
         training = order.n_batches * order.batch_size * costs.host_training
         return training + n_validated * costs.host_forward
 
     def draw(self, host: int, seed: int) -> None:
         """Replace a host by that of another draw seed."""
-        self.draws[host], spec = self._draw(seed)
+        self.draws[host], spec = self.known_draws.find(seed)
         self.restart(host, spec)
         if self.task.draws_designs:
-            self._references[host] = self._measure_reference(spec)
             self._slot_configs[host] = self._find_slots(host)
             assert self._joint_masks is not None, "the hosts have several designs"
             self._joint_masks.set_slots(slice(host, host + 1), self._slot_configs[host])
@@ -180,7 +185,7 @@ class Hosts(Population):
         return {
             "task": task.name,
             "data": data_digest(task.sample(0)),
-            "host": None if task.draws_designs else self._references[0].host_parameters,
+            "host": None if task.draws_designs else self._reference.host_parameters,
             "budget": asdict(task.budget),
             "training": asdict(task.training),
             "growth": None if task.growth is None else asdict(task.growth),
