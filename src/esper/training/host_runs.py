@@ -291,6 +291,8 @@ class Recorder:
         settled = self._growth.records.settled
         found: list[list[dict[str, Any]]] = [[] for _ in range(self._n)]
         for (host, slot), numbers in self._settled_numbers.items():
+            if not numbers:  # as in slots that a host lacks
+                continue
             at, n_fossils = (host, slot), int(settled.n_fossils[host, slot])
             name = cast(str, population.slot_config_of(host).slot_ids[slot])
             fossils = population.lives(host)[name].fossils[:n_fossils]
