@@ -20,6 +20,7 @@ TESTS = (
     "tests/populations/test_vector_hosts.py",
     "tests/populations/test_regression.py",
 )
+N_THREADS = (1, 3)
 FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-omit-frame-pointer",
@@ -56,8 +57,12 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not _can_sanitize(), reason="gcc with libasan builds the kernels")
-@pytest.mark.parametrize("n_threads", [1, 3])
-def test_kernels_make_no_invalid_access(kernels: Path, n_threads: int) -> None:
+def test_kernels_make_no_invalid_access(kernels: Path) -> None:
+    for n_threads in N_THREADS:  # in one test, because the kernels take a minute or two to build
+        require_clean_run(kernels, n_threads)
+
+
+def require_clean_run(kernels: Path, n_threads: int) -> None:
     done = subprocess.run(
         [sys.executable, sanitized_kernels.__file__, kernels, str(n_threads), *TESTS],
         capture_output=True,
