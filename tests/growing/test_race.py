@@ -181,6 +181,19 @@ def test_limits_end_a_race() -> None:
     assert quick.n_epochs == 1
 
 
+def test_the_baseline_of_a_race_that_was_cut_trains_to_its_end_and_may_win() -> None:
+    model = small(32)
+    n = sum(parameter.numel() for parameter in model.parameters())
+    alone = grow(model, TRAIN, VAL, 6, max_parameters=n, **SETTINGS).summary
+    limit = 1.01 * alone.total_flops  # of which two sizes train for an epoch or less
+    cut = grow(model, TRAIN, VAL, 6, max_flops=limit, baseline=True, **SETTINGS)
+    assert cut.summary.n_epochs == 1
+    assert cut.summary.baseline == alone.after
+    assert len(cut.baseline_scores or ()) == 6
+    assert cut.summary.after == alone.after
+    assert cut.summary.parameters_after == n
+
+
 def test_a_model_that_no_epoch_improved_has_no_best_epoch() -> None:
     trained = small(32)
     train_plainly(trained, 6, seed=0)

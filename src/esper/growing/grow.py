@@ -118,7 +118,8 @@ def grow(
         scheduler: A scheduler of that optimizer, or a function of an optimizer that returns one. It
             is stepped after each epoch, OneCycleLR and CyclicLR after each batch.
         max_parameters: Parameters that the model may have.
-        max_flops: FLOPs of training that it may take; it ends before a batch that needs more.
+        max_flops: FLOPs of training that it may take; it ends before a batch that needs more, but
+            not before the first one.
         max_seconds: Seconds after which it ends.
         patience: Epochs without a better one after which it ends.
         baseline: Whether to train the given model with no growth as well, with the same seeds and

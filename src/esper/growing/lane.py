@@ -82,6 +82,8 @@ class Lane:
         """Samples trained on, those of every epoch counted."""
         self.kept_epoch = 0
         """The epoch with the best metric; 0 before the first."""
+        self.is_cut = False
+        """Whether its last epoch ended before the last batch."""
         self.optimizer, self._scheduler, self._objective = optimizer, scheduler, objective
         self._kept: dict[str, Tensor] = {}
         self._watch, self._validation = (LossWatch(1, GovernorConfig()) for _ in range(2))

@@ -70,8 +70,6 @@ class Race:
         self.stopped = ""
         """Why the race ended early; empty if it did not."""
         self.was_interrupted = False
-        self.is_cut = False
-        """Whether it ended within an epoch."""
         self.seconds = 0.0
         self.before: Evaluation
         """How the given model does before training."""
@@ -128,15 +126,15 @@ class Race:
     def train_plainly(self) -> Lane:
         """Train the given model to its last epoch, within limits of its own, and return its lane.
 
-        Its training continues where the race left it, unless that is within an epoch.
+        Its training continues where the race left it, or anew if that is within one of its epochs.
         """
         stopped, seconds = self.stopped, self.seconds
+        if self.lanes[1].is_cut:
+            self.lanes[1] = self._make(1)
         lane = self.lanes[1]
-        if self.is_cut:
-            lane = self._make(1)
         self.stopped, self._start = "", time.monotonic()
         torch.set_rng_state(self._starts.get(len(lane.epochs), torch.get_rng_state()))
-        while len(lane.epochs) < self.limits.epochs and not self._has_no_patience(lane):
+        while not self.has_finished(lane):
             self._train([lane], lane)
             if self.stopped:
                 break
@@ -144,6 +142,11 @@ class Race:
         if len(lane.epochs) == self.limits.epochs:
             self.lost.pop(1, None)  # it has trained as it would have alone
         return lane
+
+    def has_finished(self, lane: Lane) -> bool:
+        """Return whether a size has trained to its last epoch, or run out of patience."""
+        is_last = len(lane.epochs) == self.limits.epochs
+        return not lane.is_cut and (is_last or self._has_no_patience(lane))
 
     def _curves(self) -> dict[int, list[float]]:
         """Return the metric of every size after each epoch."""
@@ -207,7 +210,8 @@ class Race:
                 self._on_batch()
                 self._check_costs(spent.flops + batch_flops)
                 if self.stopped:
-                    self.is_cut = True
+                    for lane in lanes:
+                        lane.is_cut = True
                     break
             if not n_samples:
                 raise BadDataError(f"{self._data.name} has no samples in this epoch.")

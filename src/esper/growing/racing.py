@@ -218,7 +218,7 @@ class SizeRace:
     def _plain(self, race: Race) -> Lane | None:
         """Return the lane of the given model, if it has trained as it would have alone."""
         lane = race.lanes[1]
-        return lane if lane.epochs and 1 not in race.lost and not race.is_cut else None
+        return lane if race.has_finished(lane) and 1 not in race.lost else None
 
     def _outcome(self, race: Race, size: int) -> SizeOutcome:
         lane = race.lanes[size]
