@@ -693,3 +693,10 @@ def test_a_place_that_cannot_be_widened_says_why() -> None:
 def test_a_model_without_layers_says_what_it_lacks() -> None:
     with pytest.raises(SurgeryError, match="no linear"):
         esper.widen(nn.Sequential(nn.ReLU()), 2.0, sample_input=torch.randn(2, 5))
+
+
+def test_what_a_user_wrote_on_a_parameter_stays_there() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].weight.lr_scale = 0.1
+    esper.widen(model, 2.0, sample_input=torch.randn(2, 4))
+    assert model[0].weight.lr_scale == 0.1

@@ -100,6 +100,7 @@ class Edits:
         new = value
         if isinstance(old, nn.Parameter):
             new = nn.Parameter(value, requires_grad=old.requires_grad)
+            vars(new).update(vars(old))  # such as a rate or decay of its own
         setattr(module, attribute, new)
         self.on_undo(lambda: setattr(module, attribute, old))
         self.replaced.append(Replacement(name, old, new))
