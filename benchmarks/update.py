@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from esper.config import PolicyConfig, PPOConfig
+from esper.config import PPOConfig
+from esper.config.learning import NetworkConfig
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.policy import RecurrentPolicy
@@ -96,7 +97,7 @@ def _peer(kind: Episodes, shares_lstm: bool) -> str:
 def make_agent() -> PPOAgent:
     """Return an agent for growth actions on three slots."""
     spec = growth_action_spec(SLOTS)
-    sizes = PolicyConfig(feature_size=FEATURE_SIZE, lstm_size=LSTM_SIZE)
+    sizes = NetworkConfig(feature_size=FEATURE_SIZE, lstm_size=LSTM_SIZE)
     generator = torch.Generator().manual_seed(0)
     policy = RecurrentPolicy(spec, OBSERVATION_SIZE, sizes, generator=generator)
     config = PPOConfig(

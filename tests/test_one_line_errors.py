@@ -19,7 +19,7 @@ import esper
 from esper.cli.main import main
 from esper.config import memory
 from esper.config.growth import Budget
-from esper.config.learning import NetworkConfig, PolicyConfig
+from esper.config.learning import NetworkConfig
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml, write_toml
 from esper.dashboard.views.comparison import read_final_verdict
@@ -255,11 +255,11 @@ def test_a_deep_option_is_text(capsys: pytest.CaptureFixture[str]) -> None:
             "n_envs is 4",
         ),
         (
-            lambda: RecurrentPolicy(SPEC, 3, PolicyConfig(lstm_size=10**9)),
+            lambda: RecurrentPolicy(SPEC, 3, NetworkConfig(lstm_size=10**9)),
             "lstm_size is 1000000000",
         ),
         (
-            lambda: RecurrentPolicy(SPEC, 3, PolicyConfig(feature_size=10**13)),
+            lambda: RecurrentPolicy(SPEC, 3, NetworkConfig(feature_size=10**13)),
             "feature_size is 10000000000000",
         ),
         (lambda: Towers(3, (10**14,), "tanh"), "hidden_sizes is"),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from esper.config import PolicyConfig, PPOConfig
+from esper.config import PPOConfig
+from esper.config.learning import NetworkConfig
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.policy.action_spec import ActionSpec
@@ -26,7 +27,7 @@ def make_agent(seed: int = 0, *, spec: ActionSpec = SPEC, **settings: object) ->
     policy = RecurrentPolicy(
         spec,
         OBSERVATION_SIZE,
-        PolicyConfig(feature_size=12, lstm_size=8),
+        NetworkConfig(feature_size=12, lstm_size=8),
         generator=torch.Generator().manual_seed(seed),
     )
     # Far from uniform, so that every choice and every step of memory shows in the numbers.

@@ -170,7 +170,7 @@ Call = tuple[Callable[..., Any], dict[str, Any]]
 
 def calls() -> dict[str, Call]:
     """Return public functions, each with arguments that it accepts."""
-    policy = RecurrentPolicy(SPEC, 3, PolicyConfig(feature_size=2, lstm_size=1))
+    policy = RecurrentPolicy(SPEC, 3, NetworkConfig(feature_size=2, lstm_size=1))
     grow = {"train_data": (X, Y), "val_data": (X, Y), "epochs": 1, "controller": "no-growth"}
     advantages = {"rewards": ZEROS, "values": ZEROS, "next_values": ZEROS, "terminated": FLAGS}
     advantages |= {"truncated": FLAGS, "gamma": 0.9, "gae_lambda": 0.9}

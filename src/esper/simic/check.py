@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
-import importlib.util
 import json
+import runpy
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import gymnasium
@@ -369,22 +370,15 @@ def load_target(target: str) -> Any:
 
 
 def _import(place: str) -> Any:
+    path = Path(place).resolve()
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise ConfigError(f"there is no file {place}.")
     try:
-        if not place.endswith(".py"):
+        if not is_file:
             return importlib.import_module(place)
-        path = Path(place).resolve()
-        if not path.is_file():
-            raise ConfigError(f"there is no file {place}.")
         sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None, "a .py file has a loader"
-        assert spec.loader is not None, "a .py file has a loader"
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-        return module
-    except ConfigError:
-        raise
+        return SimpleNamespace(**runpy.run_path(str(path), run_name=path.stem))
     except Exception as error:
         raise ConfigError(f"{place} cannot be imported: {describe_error(error)}") from error
 

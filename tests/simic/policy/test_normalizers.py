@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from esper.config import PolicyConfig
+from esper.config.learning import NetworkConfig
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.normalizers import ObservationNormalizer
@@ -44,7 +44,7 @@ def test_columns_come_out_standard_categories_as_they_are_and_constants_as_zero(
 
 def test_a_policy_acts_the_same_on_scaled_observations_once_it_knows_the_scale() -> None:
     spec = ActionSpec.independent([2, 3])
-    config = PolicyConfig(feature_size=8, lstm_size=8, normalize_observations=True)
+    config = NetworkConfig(feature_size=8, lstm_size=8, normalize_observations=True)
     plain, scaled = RecurrentPolicy(spec, 4, config), RecurrentPolicy(spec, 4, config)
     observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
     plain.learn_observations(observations)

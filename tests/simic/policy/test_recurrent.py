@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from esper.config import PolicyConfig
+from esper.config.learning import NetworkConfig
 from esper.errors import DeviceError, DtypeError, ShapeError
 from esper.simic.policy import RecurrentPolicy
 from esper.simic.policy.action_spec import ActionSpec
 from tests.tamiyo.policy.slot_worlds import run_step_by_step
 
 SPEC = ActionSpec.independent([2, 3])
-SIZES = PolicyConfig(feature_size=9, lstm_size=6)
+SIZES = NetworkConfig(feature_size=9, lstm_size=6)
 
 
 def make_policy(seed: int = 0) -> RecurrentPolicy:
@@ -21,7 +21,7 @@ def make_policy(seed: int = 0) -> RecurrentPolicy:
 
 
 def test_sizes_come_from_the_configuration() -> None:
-    policy = RecurrentPolicy(SPEC, 4, PolicyConfig(feature_size=20, lstm_size=30))
+    policy = RecurrentPolicy(SPEC, 4, NetworkConfig(feature_size=20, lstm_size=30))
     assert policy.lstm.input_size == 20
     assert policy.state_size == 60
     assert policy.outputs.out_features == 2 + 3 + 1

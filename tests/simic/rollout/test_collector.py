@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from esper.config import PolicyConfig
+from esper.config.learning import NetworkConfig
 from esper.errors import ShapeError, UnsupportedEnvironmentError
 from esper.simic.agent import ActionSpec, PPOAgent
 from esper.simic.policy import RecurrentPolicy
@@ -55,7 +55,7 @@ def vector(*envs: Any, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> SyncVec
 def make_agent(sizes: list[int] | None = None, observation_size: int = 2) -> PPOAgent:
     spec = ActionSpec.independent(sizes or [2, 3])
     generator = torch.Generator().manual_seed(0)
-    sizes_of_net = PolicyConfig(feature_size=6, lstm_size=4)
+    sizes_of_net = NetworkConfig(feature_size=6, lstm_size=4)
     policy = RecurrentPolicy(spec, observation_size, sizes_of_net, generator=generator)
     return PPOAgent(spec, policy)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.config import PolicyConfig
+from esper.config.learning import NetworkConfig
 from esper.errors import ConfigError, ShapeError, SlotError
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
@@ -45,7 +45,7 @@ def make_all(layout: ObservationLayout, rng: np.random.Generator) -> list[Contro
         if config.is_enabled(slot)
         and (fitting := [name for name in config.blueprints if config.does_fit(name, slot)])
     ]
-    sizes = PolicyConfig(feature_size=8, lstm_size=8)
+    sizes = NetworkConfig(feature_size=8, lstm_size=8)
     spec = growth_action_spec(config)
     return [
         NoGrowth(),

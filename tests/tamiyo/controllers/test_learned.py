@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from esper.config import PolicyConfig
+from esper.config.learning import NetworkConfig
 from esper.errors import ConfigError
 from esper.lifecycle.factored_actions import growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
@@ -36,7 +37,7 @@ def make_policy() -> RecurrentPolicy:
     policy = RecurrentPolicy(
         growth_action_spec(SLOTS),
         LAYOUT.size,
-        PolicyConfig(feature_size=16, lstm_size=16),
+        NetworkConfig(feature_size=16, lstm_size=16),
         generator=generator,
     )
     torch.nn.init.normal_(policy.outputs.weight, std=2.0, generator=generator)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from esper.config import PolicyConfig
+from esper.config.learning import NetworkConfig
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op, growth_action_spec
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.policy import RecurrentPolicy
@@ -63,7 +63,7 @@ def test_100_000_samples_contain_no_illegal_action() -> None:
         policy = RecurrentPolicy(
             growth_action_spec(config),
             6,
-            PolicyConfig(feature_size=8, lstm_size=8),
+            NetworkConfig(feature_size=8, lstm_size=8),
             generator=generator,
         )
         # Sure of itself, so that it is the masks that keep choices away.

@@ -6,7 +6,7 @@ features, ``H`` heads, ``D`` discrete heads, ``K`` choices of the widest.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from esper.errors import ConfigError
 from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.heads import ActionHeads
-from esper.simic.policy.networks import initialize
+from esper.simic.policy.networks import EncoderTowers, initialize
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size, map_leaves
 from esper.simic.policy.policy import Evaluation, Policy
 
@@ -65,7 +65,7 @@ class ActorCriticPolicy(Policy):
     def initialize(self, generator: torch.Generator) -> None:
         """Draw the weights: near-uniform actions, a value of zero."""
         # A network of the user's own keeps the weights that it drew itself.
-        if hasattr(self.network, "learn_observations"):
+        if isinstance(self.network, EncoderTowers):
             initialize(self.network, generator)
         nn.init.orthogonal_(self.policy_layer.weight, gain=0.01, generator=generator)
         for layer in (self.policy_layer.bias, self.value_layer.weight, self.value_layer.bias):
@@ -96,11 +96,6 @@ class ActorCriticPolicy(Policy):
     @property
     def _value_layer(self) -> nn.Linear:
         return self.value_layer
-
-    def learn_observations(self, observations: Observations) -> None:
-        """Update running statistics of observations ``[N, ...]``, if the network has any."""
-        if hasattr(self.network, "learn_observations"):
-            cast(Any, self.network).learn_observations(observations)
 
     @property
     def _output_weight(self) -> Tensor:

@@ -61,14 +61,16 @@ class ActionHeads(nn.Module):
             layout = self._layout(outputs.device)
             actions, log_probs, legal = draw_actions(layout, outputs, choices, generator)
             return actions, None, log_probs, legal
-        numbers = mean = outputs[:, self.n_logits :]
-        noise = torch.zeros_like(mean)
-        if generator is not None:
+        mean = outputs[:, self.n_logits :]
+        if generator is None:
+            noise, numbers = torch.zeros_like(mean), mean
+        else:
             noise = to_device(torch.randn(mean.shape, generator=generator), mean.device)
             numbers = torch.addcmul(mean, self.log_std.exp(), noise)
         density = sum_by_head(log_density_of_noise(noise, self.log_std), self.spec.dims)
         if not self.n_logits:
-            return choices.legal.new_zeros(len(mean), 0).long(), numbers, density, choices.legal
+            nothing = choices.legal.new_zeros(len(mean), 0, dtype=torch.int64)
+            return nothing, numbers, density, choices.legal
         logits = outputs[:, : self.n_logits]
         layout = self._layout(outputs.device)
         actions, log_probs, legal = draw_actions(layout, logits, choices, generator)
@@ -147,7 +149,7 @@ def log_density(mean: Tensor, log_std: Tensor, numbers: Tensor) -> Tensor:
 
 def log_density_of_noise(noise: Tensor, log_std: Tensor) -> Tensor:
     """Return the log-density ``[N, C]`` of numbers that are ``noise`` deviations from the mean."""
-    return -0.5 * noise.square() - (log_std + _HALF_LOG_TAU)
+    return torch.addcmul(-_HALF_LOG_TAU - log_std, noise, noise, value=-0.5)
 
 
 def entropy(mean: Tensor, log_std: Tensor, *, squash: bool) -> Tensor:

@@ -55,9 +55,6 @@ class ChoiceMasks:
     is_padded: bool = False
     """Whether padding is known to be False."""
 
-    is_everything: bool = False
-    """Whether every choice is known to be legal."""
-
     def to(self, device: torch.device) -> ChoiceMasks:
         """Return masks that are on the host on a device."""
         if device.type == "cpu" or not self.legal.is_cpu:
@@ -83,7 +80,7 @@ def join_masks(parts: Sequence[ChoiceMasks]) -> ChoiceMasks:
 def every_choice(spec: ActionSpec, device: torch.device, batch: int) -> ChoiceMasks:
     """Return masks of a batch of environments in which everything is legal."""
     legal = all_choices(spec, device).expand(batch, -1, -1).contiguous()
-    return ChoiceMasks(legal, is_padded=True, is_everything=True)
+    return ChoiceMasks(legal, is_padded=True)
 
 
 # The logit of an illegal choice: below any other, and its products with gradients stay finite.

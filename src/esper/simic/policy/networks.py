@@ -217,10 +217,6 @@ class EncoderTowers(nn.Module):
         """Return features ``[N, F]`` for the policy and for the value."""
         return cast("tuple[Tensor, Tensor]", self.towers(self.encoder(observations)))
 
-    def learn_observations(self, observations: Observations) -> None:
-        """Update the running statistics of vectors ``[N, ...]``, if there are any."""
-        self.encoder.learn_observations(observations)
-
 
 @torch.no_grad()
 def initialize(module: nn.Module, generator: torch.Generator) -> None:

@@ -21,6 +21,7 @@ from esper.simic.policy.action_spec import ActionSpec
 from esper.simic.policy.distribution import raise_unsound
 from esper.simic.policy.heads import ActionHeads
 from esper.simic.policy.mask_reader import as_choice_masks
+from esper.simic.policy.networks import Encoder
 from esper.simic.policy.observations import Observations, ObservationSpec, batch_size
 
 
@@ -176,6 +177,9 @@ class Policy(nn.Module, ABC):
 
     def learn_observations(self, observations: Any) -> None:
         """Update the running statistics of observations ``[N, ...]``, if there are any."""
+        for module in self.modules():
+            if isinstance(module, Encoder):
+                module.learn_observations(observations)
 
     @torch.no_grad()
     def probabilities(self, decision: Decision) -> Tensor:

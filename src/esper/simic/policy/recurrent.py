@@ -160,7 +160,7 @@ class RecurrentPolicy(RecurrentTrunk):
         self,
         spec: ActionSpec,
         observation_size: int | ObservationSpec,
-        config: PolicyConfig | NetworkConfig | None = None,
+        config: NetworkConfig | None = None,
         *,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -172,13 +172,7 @@ class RecurrentPolicy(RecurrentTrunk):
             config: Sizes of the network.
             generator: Draws the weights; without one the agent's seed decides them.
         """
-        config = config or PolicyConfig()
-        if isinstance(config, PolicyConfig):
-            config = NetworkConfig(
-                feature_size=config.feature_size,
-                lstm_size=config.lstm_size,
-                normalize_observations=config.normalize_observations,
-            )
+        config = config or NetworkConfig()
         heads = ActionHeads(spec, squash=config.squash, log_std_init=config.log_std_init)
         super().__init__(spec, observation_size, heads)
         self.encoder = Encoder(self.observation_spec, config)
@@ -195,10 +189,6 @@ class RecurrentPolicy(RecurrentTrunk):
         column = self.spec.index(head)
         first = sum(self.spec.sizes[:column])
         return self.outputs.bias.detach()[first : first + self.spec.sizes[column]]
-
-    def learn_observations(self, observations: Observations) -> None:
-        """Update the running statistics of observations ``[N, ...]``, if there are any."""
-        self.encoder.learn_observations(observations)
 
     def _encode(self, observations: Any) -> tuple[Tensor, None]:
         return self.features(self.encoder(observations)), None

@@ -69,7 +69,7 @@ class Ablation:
                     table[..., Op.GERMINATE, :] &= can_grow
                     conditions[number] = replace(one, table=table)
                     kept[:, _OP, Op.GERMINATE] &= table[..., Op.GERMINATE, :].any(-1)
-        return replace(masks, legal=kept, conditions=tuple(conditions), is_everything=False)
+        return replace(masks, legal=kept, conditions=tuple(conditions))
 
     def hide(self, host: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalized features ``[..., F]`` with those that are hidden at their mean."""
