@@ -64,14 +64,14 @@ def test_rows_without_end_are_damage(
     nest_pages(run / "telemetry.sqlite")
     if size is not None:  # most of it is a hole
         os.truncate(run / "telemetry.sqlite", size)
-    start = time.monotonic()
+    start = time.process_time()
     with open_run(run) as telemetry:
         for read in (telemetry.rows, telemetry.columns):
             with pytest.raises(DamagedTelemetryError, match="its rows do not end"):
                 read(EpisodeRecord)
     assert main(["report", str(run)]) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
-    assert time.monotonic() - start < SECONDS
+    assert time.process_time() - start < SECONDS
 
 
 def test_reading_ends_in_time(run: Path) -> None:
