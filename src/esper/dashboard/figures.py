@@ -329,8 +329,9 @@ def plot_episode(detail: views.EpisodeDetail, *, title: str = "") -> Figure:
         for part in bar["parts"][:1]:
             lane.seeds.append((part["from"], bar["blueprint"] or ""))
     n_epochs = detail["n_epochs_max"] or max((s["epoch"] for s in detail["steps"]), default=1)
-    figure, (score,) = _timeline(lanes, n_epochs, title)
     epochs = [step["epoch"] for step in detail["steps"]]
+    ends = [part["to"] for bar in detail["bars"] for part in bar["parts"]]
+    figure, (score,) = _timeline(lanes, n_epochs, title, end=max([*epochs, *ends], default=0))
     scores = [step["score"] for step in detail["steps"]]
     score.plot(epochs, scores, color="black", label="validation")
     references = {
@@ -381,7 +382,8 @@ def plot_trace(trace: Trace, *, title: str = "", baseline: Sequence[float] = ())
                 kept = lanes.setdefault(slot, _Lane()).kept
                 kept.extend([now.epoch] * (n_kept - len(kept)))
     n_epochs = max((one.epochs for one in trace), default=1)
-    figure, (score, size) = _timeline(lanes, n_epochs, title, has_size=True)
+    end = trace[-1].epoch if trace else 0
+    figure, (score, size) = _timeline(lanes, n_epochs, title, end=end, has_size=True)
     epochs = [one.epoch for one in trace]
     score.plot(epochs, [one.score for one in trace], color="black", marker="o", markersize=3)
     if baseline:
@@ -446,9 +448,12 @@ def _plot_race(trace: Trace, title: str, baseline: Sequence[float]) -> Figure:
 
 
 def _timeline(
-    lanes: Mapping[str, _Lane], n_epochs: int, title: str, *, has_size: bool = False
+    lanes: Mapping[str, _Lane], n_epochs: int, title: str, *, end: int, has_size: bool = False
 ) -> tuple[Figure, list[Any]]:
-    """Return a figure with lanes, and its empty axes: of the score and, if wanted, of the size."""
+    """Return a figure with lanes, and its empty axes: of the score and, if wanted, of the size.
+
+    Fossils are drawn until the epoch ``end``, the last one trained.
+    """
     heights = [3.0, *(0.9 for _ in lanes), *([1.6] if has_size else [])]
     figure = empty_figure(9, 1.6 + 0.7 * sum(heights))
     column: Any = figure.subplots(
@@ -456,7 +461,7 @@ def _timeline(
     )
     axes = list(column[:, 0])
     for axis, (slot, lane) in zip(axes[1:], lanes.items(), strict=False):
-        _draw_lane(axis, slot, lane, n_epochs)
+        _draw_lane(axis, slot, lane, end)
     axes[-1].set_xlim(0, n_epochs + 0.2)
     axes[-1].set_xlabel("epoch")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
@@ -468,7 +473,7 @@ def _timeline(
     return figure, free
 
 
-def _draw_lane(axis: Any, slot: str, lane: _Lane, n_epochs: int) -> None:
+def _draw_lane(axis: Any, slot: str, lane: _Lane, last: int) -> None:
     for start, end, stage, alpha in lane.parts:
         colour, height = STAGE_COLOURS[stage], max(MIN_HEIGHT, alpha)
         axis.bar(start, height, end - start, align="edge", color=colour)
@@ -479,7 +484,7 @@ def _draw_lane(axis: Any, slot: str, lane: _Lane, n_epochs: int) -> None:
     if lane.kept:
         # A fossil stays in the block when its slot is free again: a strip below the seeds.
         colour = STAGE_COLOURS["fossilized"]
-        axis.broken_barh([(lane.kept[0], n_epochs - lane.kept[0])], (-0.3, 0.2), color=colour)
+        axis.broken_barh([(lane.kept[0], max(last - lane.kept[0], 0))], (-0.3, 0.2), color=colour)
         place = {"transform": axis.transAxes, "va": "center", "fontsize": "small"}
         axis.text(1.01, 0.3, f"{len(lane.kept)} kept", color=colour, **place)
     axis.set_ylim(-0.35 if lane.kept else 0.0, 1.6)
