@@ -106,3 +106,32 @@ def test_reasons_say_what_was_seen() -> None:
     assert rule(10).losers(curves, {}, 0.1) == {8: "x1 was catching up with x8"}
     level = {1: [0.5, 0.7, 0.89, 0.89], 8: [0.7, 0.85, 0.88, 0.89]}
     assert rule(10).losers(level, {}, 0.1) == {8: "x8 was level with x1"}
+
+
+def test_wide_sizes_of_a_large_model_come_only_if_they_promise_more() -> None:
+    large = SizeRule(epochs=20, tolerance=0.01, is_better_low=False, is_large=True)
+    curves: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
+    assert large.due(curves, {}) == (1, 4)
+    assert large.due({1: [], 2: []}, {}) == (1, 2)
+    level = curves | {1: [0.5] * 2, 4: [0.5] * 2}
+    assert large.due(level, {4: "lost"}) == (1,)
+    near = curves | {1: [0.5] * 2, 4: [0.525] * 2}  # a third of the lead is less than a point
+    assert large.due(near, {1: "lost"}) == (2, 4)
+    ahead = curves | {1: [0.5] * 2, 4: [0.535] * 2}
+    assert large.due(ahead, {1: "lost"}) == (4, 8)
+    ahead |= {4: [0.535] * 3, 8: [0.55] * 3}
+    assert large.due(ahead, {1: "lost", 4: "lost"}) == (8,)
+    assert large.due(ahead, {1: "lost", 8: "lost"}) == (2, 4)
+
+
+def test_a_race_of_a_large_model_is_decided_in_half_the_time() -> None:
+    large = SizeRule(epochs=20, tolerance=0.01, is_better_low=False, is_large=True)
+    for lead, loser in ((0.009, 4), (0.011, 1)):
+        small = [0.9] * 4
+        wide = [0.9 + lead] * 4
+        assert large.losers({1: small[:3], 4: wide[:3]}, {}, before=0.89) == {}
+        assert list(large.losers({1: small, 4: wide}, {}, before=0.89)) == [loser]
+    level = {1: [0.5, 0.9], 4: [0.5, 0.9]}
+    assert large.losers(level, {}, before=0.1) == {}  # most of it was learned just now
+    level = {1: [0.9, 0.9], 4: [0.9, 0.9]}
+    assert large.losers(level, {}, before=0.1).keys() == {4}

@@ -19,7 +19,7 @@ from esper.growing.measuring import copy_modes
 from esper.growing.own_models import OwnModel, find_frozen
 from esper.growing.progress import EpochProgress
 from esper.growing.race import Race
-from esper.growing.sizes import FACTORS, SizeRule
+from esper.growing.sizes import FACTORS, LARGE_MODEL, SizeRule
 from esper.growth.dry_run import batch_size_of, first_samples
 from esper.growth.export import export
 from esper.growth.footprint import training_step_flops
@@ -67,6 +67,7 @@ class SizeRace:
                     epochs=work.plan.n_epochs,
                     tolerance=self.tolerance,
                     is_better_low=work.objective.is_better_low,
+                    is_large=count_parameters(work.given) >= LARGE_MODEL,
                 ),
                 work.objective,
                 (work.train, work.validation),

@@ -2,11 +2,13 @@
 
 It sees the validated metric of every size after every epoch, and nothing else. Two sizes train at a
 time: first the given one and the widest. If the given one is as good, that is all; otherwise the
-widest meets the next smaller one, and so on, as long as the smaller one is as good. Sizes are
-compared by their best epochs so far. A larger size has to stay ahead by more than the tolerance; a
-smaller one may be behind, as smaller ones learn more slowly, unless it will hardly catch up. A lead
-is expected to change, whenever the number of epochs doubles, as it did the last time: one that has
-halved halves again, and one that has grown grows by as much again.
+widest meets the next smaller one, and so on, as long as the smaller one is as good. Where wide
+sizes cost much, because the given model is large, four times as wide comes first, eight times only
+after a lead that promises more, and all is decided in half the time. Sizes are compared by their
+best epochs so far. A larger size has to stay ahead by more than the tolerance; a smaller one may be
+behind, as smaller ones learn more slowly, unless it will hardly catch up. A lead is expected to
+change, whenever the number of epochs doubles, as it did the last time: one that has halved halves
+again, and one that has grown grows by as much again.
 """
 
 from __future__ import annotations
@@ -24,6 +26,17 @@ which one has to."""
 
 MIN_EPOCHS = 2
 """Epochs before which no size stops."""
+
+LARGE_MODEL = 100_000
+"""Parameters of a given model from which on a race is shorter: a size stops after half the share of
+the epochs, and its widest size is not the first one."""
+
+LARGE_START = 4
+"""The first wider size of a large model."""
+
+NEXT_SHARE = 1 / 3
+"""Share of its lead over the given size that the next wider size of a large model is expected to
+add."""
 
 MAX_LAG = 0.02
 """How far behind a smaller size may be, now or in the end, if the tolerance is less."""
@@ -45,6 +58,8 @@ class SizeRule:
     epochs: int
     tolerance: float
     is_better_low: bool
+    is_large: bool = False
+    """Whether the given model is large, so that wide sizes cost much."""
 
     def choose(self, curves: Curves) -> int:
         """Return the smallest size whose best epoch is within the tolerance of the best one."""
@@ -60,11 +75,20 @@ class SizeRule:
         sizes = sorted(curves)
         left = [size for size in sizes if curves[size] and size not in lost]
         if not any(curves.values()):
-            left = [sizes[0], sizes[-1]]
+            left = [sizes[0], min(LARGE_START, sizes[-1]) if self.is_large else sizes[-1]]
         elif len(left) == 1 and left[0] > sizes[0] and len(curves[left[0]]) < self.epochs:
-            smaller = sizes[sizes.index(left[0]) - 1]
-            left += [smaller] * (smaller not in lost)
+            place = sizes.index(left[0])
+            wider = [size for size in sizes[place + 1 :] if not curves[size]][:1]
+            if wider and self._is_promising(curves[left[0]], curves[sizes[0]]):
+                left += wider
+            elif sizes[place - 1] not in lost:
+                left.append(sizes[place - 1])
         return tuple(sorted({size for size in left if len(curves[size]) < self.epochs}))
+
+    def _is_promising(self, large: Sequence[float], given: Sequence[float]) -> bool:
+        """Return whether a size leads by so much that the next wider one may be better still."""
+        n_epochs = min(len(large), len(given))
+        return NEXT_SHARE * max(self._lead(large[:n_epochs], given[:n_epochs])) > self.tolerance
 
     def losers(self, curves: Curves, lost: Mapping[int, str], before: float) -> dict[int, str]:
         """Return the size that stops now, and why; not all of those that train.
@@ -76,16 +100,19 @@ class SizeRule:
         """
         epoch = max(map(len, curves.values()))
         racing = sorted(s for s, own in curves.items() if s not in lost and len(own) == epoch)
-        first = max(MIN_EPOCHS, TOO_SMALL_FROM * self.epochs)
+        pace = 0.5 if self.is_large else 1.0
+        min_epochs = pace * MIN_EPOCHS
+        first = max(min_epochs, TOO_SMALL_FROM * self.epochs)
         if len(racing) < 2 or not first <= epoch < self.epochs:
             return {}
         small, large = racing
         lead, expected = self._lead(curves[large], curves[small])
-        is_late = epoch >= max(2 * MIN_EPOCHS, DECIDED_AT * self.epochs)
+        is_late = epoch >= max(2 * min_epochs, pace * DECIDED_AT * self.epochs)
         is_behind = min(lead, expected) > max(self.tolerance, MAX_LAG)
         if is_behind or (is_late and expected > self.tolerance):
             return {small: f"x{small} was {self._shown(-lead)} x{large}"}
-        is_level = epoch >= TOO_LARGE_FROM * self.epochs and max(lead, expected) < self.tolerance
+        is_level = max(lead, expected) < self.tolerance
+        is_level &= epoch >= pace * TOO_LARGE_FROM * self.epochs
         if is_late or (is_level and self._is_known([curves[size] for size in racing], before)):
             if lead > self.tolerance:
                 return {large: f"x{small} was catching up with x{large}"}
