@@ -68,8 +68,8 @@ GLOSSARY: dict[str, str] = {
     "dormant": "Of a slot: empty, so that a seed can be planted.",
     "finish": "To end a host's training before its budget is used up.",
     "governor": (
-        "What guards a training: if a loss or gradient is not finite, or a loss is far outside its "
-        "usual range, it restores the last good state and removes what was growing."
+        "A safeguard of training: if a loss or gradient is not finite, or a loss is far outside "
+        "its usual range, it restores the last good state and removes what was growing."
     ),
     "rollback": "The restoration of a host's last good state by the governor.",
     "score": "A host's result in its task's metric, such as its accuracy. More is better.",

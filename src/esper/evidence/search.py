@@ -95,7 +95,8 @@ def _storage_errors(file: Path) -> Generator[None]:
         raise
     except Exception as error:  # of Optuna, SQLAlchemy and SQLite
         raise ConfigError(
-            f"Optuna cannot use {file} ({summarize_error(error)}); move it away to search anew."
+            f"Optuna cannot use {file} ({summarize_error(error)}); move it away to start "
+            "a new search."
         ) from error
 
 

@@ -261,7 +261,7 @@ class GrowthSummary:
         ]
         found = [
             f"The best of the sizes that were tried, in the epochs of each: {listed(tried)}. "
-            f"What is returned is {self._why()}."
+            f"Returned: {self._why()}."
         ]
         if stopped:
             found.append(f"Stopped early: {'; '.join(stopped)}.")

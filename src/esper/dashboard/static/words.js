@@ -92,7 +92,7 @@ export function stepWords(step) {
 
 /** Explains why a decision was not carried out; empty if it was. */
 export function refusalWords(step) {
-  if (step.is_illegal) return "Illegal in the host's state; counted as a wait.";
-  if (step.refusal) return `Rejected by a gate, counted as a wait: ${step.refusal}.`;
+  if (step.is_illegal) return "Illegal in the host's state; treated as a wait.";
+  if (step.refusal) return `Rejected by a gate, treated as a wait: ${step.refusal}.`;
   return "";
 }
