@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from esper.errors import OtherVersionError
 from esper.storage.state import State
 from tests.training.stopped_run import Leaf, StoppedRun, make_trainer
 from tests.training.tiny import state_digest, tiny_config
@@ -114,6 +115,13 @@ def test_a_saved_state_is_a_copy() -> None:
     before = state_digest(saved)
     trainer.run()
     assert state_digest(saved) == before
+
+
+def test_a_state_that_lacks_something_is_of_another_version() -> None:
+    run = stopped()
+    state = run.without(("progress", "fixed_stop"))
+    with pytest.raises(OtherVersionError, match="fixed_stop"):
+        run.trainer.load(state)
 
 
 @pytest.mark.parametrize("kind", SAMPLE)

@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.config.growth import GrowthConfig
 from esper.config.run import RunConfig
 from esper.config.toml import read_toml, write_toml
-from esper.errors import CheckpointError, EsperError
+from esper.errors import CheckpointError, EsperError, OtherVersionError
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent import PPOAgent, TamiyoRolloutBuffer
 from esper.storage.state import State
@@ -137,7 +137,8 @@ class RunParts:
         """Continue from what :meth:`save` returned.
 
         Raises:
-            CheckpointError: If the state is incomplete or belongs to another run.
+            CheckpointError: If the state belongs to another run.
+            OtherVersionError: If something is missing that this version of Esper saves.
         """
         try:
             require_saved_config(self.config, state)
@@ -154,7 +155,12 @@ class RunParts:
             self.rollout.load(state["shards"], self.position)
         except CheckpointError:
             raise
-        except (EsperError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except KeyError as error:
+            raise OtherVersionError(
+                f"the checkpoint was made by another version of Esper (it has no {error}); resume "
+                "the run with that version, or start a new run."
+            ) from error
+        except (EsperError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not belong to this run: {error}") from error
 
 
