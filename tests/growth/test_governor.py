@@ -216,6 +216,35 @@ def test_a_last_batch_that_ruins_the_host_is_undone(optimizer: str) -> None:
     assert_identical(before_pruning[0], good)
 
 
+@pytest.mark.parametrize("value", [1e12, torch.nan])
+@pytest.mark.parametrize("optimizer", MAKERS)
+def test_a_good_state_with_ruined_moments_is_rolled_back_to_twice(
+    optimizer: str, value: float
+) -> None:
+    world = World(MAKERS[optimizer])
+    assert world.step() is None
+    for state in world.optimizer.state.values():
+        state["exp_avg" if optimizer == "adamw" else "momentum_buffer"].fill_(value)
+    assert world.governor.end_epoch() is None
+    start = world.model.head.weight.detach().clone()  # type: ignore[union-attr, operator]
+    reports = [world.step() for _ in range(12)]
+    assert [report is None for report in reports] == [True, False, True, False, *[True] * 8]
+    assert world.governor.end_epoch() is None
+    assert not torch.equal(world.model.head.weight, start)  # type: ignore[union-attr, arg-type]
+
+
+def test_bad_batches_do_not_reset_the_moments_of_a_state_that_can_be_trained() -> None:
+    world = World(MAKERS["adamw"])
+    world.step()
+    assert spoil_data(world) is not None
+    moments = world.copy_state()["moments"]
+    for n_updates in (2, 1):
+        for _ in range(n_updates):
+            assert world.step() is None
+        assert spoil_data(world) is not None
+        assert_identical(world.copy_state()["moments"], moments)
+
+
 def test_a_bad_loss_at_the_end_of_an_epoch_rolls_back_at_once() -> None:
     world = World(MAKERS["sgd"])
     good = world.copy_state()

@@ -16,7 +16,7 @@ from esper.config.growth import MLPHostConfig
 from esper.errors import SlotError
 from esper.growth.host_slots import slots
 from esper.growth.hosts import build_host, make_host
-from esper.growth.optimizers import OptimizerKeeper
+from esper.growth.optimizers import OptimizerKeeper, reset_state
 from esper.growth.saved_models import load, save
 from esper.lifecycle.factored_actions import BlendStyle
 from tests.growth.helpers import find_leftovers
@@ -184,3 +184,20 @@ def test_optimizer_state_continues_in_a_loaded_model(name: str, tmp_path: Path) 
 def build_order(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters in another order than the first optimizer's."""
     return list(model.parameters())[::-1]
+
+
+@pytest.mark.parametrize("make", [SGD, Adam, RMSprop, torch.optim.Adagrad, torch.optim.Adafactor])
+def test_an_optimizer_whose_state_is_reset_steps_like_a_new_one(make: Any) -> None:
+    model = nn.Linear(4, 3)
+    own, new = model.weight, copy.deepcopy(model.weight)
+    options = {"momentum": 0.9} if make is SGD else {}
+    used, fresh = make([own], lr=0.1, **options), make([new], lr=0.1, **options)
+    own.grad = torch.full_like(own, 1e12)
+    used.step()
+    reset_state([used])
+    with torch.no_grad():
+        own.copy_(new)
+    own.grad = new.grad = torch.ones_like(own)
+    used.step()
+    fresh.step()
+    assert torch.equal(own, new)

@@ -17,7 +17,7 @@ from esper.config.growth import GovernorConfig
 from esper.errors import SlotError, TensorError
 from esper.growth.host_slots import HostSlots, slots, unwrapped
 from esper.growth.modules import named_modules, named_parameters, parameters_of
-from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state
+from esper.growth.optimizers import RATE_KEYS, as_optimizers, copied_state, reset_state
 from esper.growth.ranks import (
     Call,
     Ranks,
@@ -194,7 +194,8 @@ class Governor:
     Call :meth:`step` instead of ``loss.backward(); optimizer.step()``, and :meth:`end_epoch` after
     each epoch. A loss, gradient or parameter that is not finite, or a loss far outside its range,
     rolls the model, its optimizers and its slots back to the last good state, bit for bit, and then
-    prunes uncommitted seeds. Learning rates are not rolled back.
+    prunes uncommitted seeds. Learning rates are not rolled back. If the first update from a good
+    state fails twice in a row, its optimizers' state is at fault, and is set to zero.
 
     A loop that updates the parameters itself calls the parts of :meth:`step`: :meth:`check_loss`
     for each loss, :meth:`check_gradients` after the backward passes, and :meth:`commit` with the
@@ -264,6 +265,10 @@ class Governor:
         """Whether the parameters are those of a good state; the given one is taken as good."""
         self._seen: list[float] = []
         """Good losses since the last update."""
+        self._n_updates = 0
+        """Updates since the good state."""
+        self._failed_at_once = False
+        """Whether the last rollback, in this epoch, followed the first update from that state."""
         self._on_change()
         self.slots.listeners.append(self._on_change)
         self.slots.action_listeners.append(self._on_action)
@@ -381,6 +386,7 @@ class Governor:
             self.watch.add_one(value)
         self._seen.clear()
         self._is_proven = False
+        self._n_updates += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next verdicts depend on: the statistics of the losses.
@@ -402,6 +408,7 @@ class Governor:
         reshard(self.model)
         self.require_seeds()
         self._seen.clear()
+        self._failed_at_once = False
         self._latest = self._take_snapshot()
         if self._is_proven:
             self._make_good()
@@ -409,7 +416,7 @@ class Governor:
     def _make_good(self) -> None:
         """Let the last snapshot be the state that a rollback leads to."""
         if self._good is not self._latest:
-            self._good = self._latest
+            self._good, self._n_updates = self._latest, 0
             journal = cast(list[Edits], self.slots.journal)
             del journal[: self._good.n_edits]
             self._good = self._latest = replace(self._good, n_edits=0)
@@ -463,10 +470,14 @@ class Governor:
     def restore(self, reason: str) -> GovernorReport:
         """Roll back to the last good state, then prune the uncommitted seeds."""
         reshard(self.model)
+        failed_at_once = self._n_updates == 1
         self._load_snapshot(self._good)
+        if failed_at_once and self._failed_at_once:
+            reset_state(self.optimizers)
         pruned = tuple(self.slots.abandon_growing())
         self.watch.on_rollback()
         self.keep(is_good=True)
+        self._failed_at_once = failed_at_once
         return GovernorReport(reason, pruned)
 
     def require_seeds(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
@@ -233,6 +234,18 @@ def copied_state(state: Any) -> Any:
     if type(state) in (list, tuple):
         return type(state)(copied_state(value) for value in cast(list[Any], state))
     return copy.deepcopy(state)
+
+
+def reset_state(optimizers: Sequence[Optimizer]) -> None:
+    """Set the state of all parameters to zero, and remove what zero may not be the start of."""
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            plain = (parameter.shape, torch.Size())
+            if all(isinstance(value, Tensor) and value.shape in plain for value in state.values()):
+                for value in state.values():
+                    value.zero_()
+            else:
+                state.clear()
 
 
 def use_fused_kernels(optimizer: Optimizer) -> None:
