@@ -17,7 +17,7 @@ import esper
 from esper.formatting import html_table
 from esper.growing.decisions import MAX_ROWS
 from esper.growing.grown import FEW_ROWS
-from esper.lifecycle.slot_arrays import SlotState
+from esper.lifecycle.slot_state import SlotState
 from esper.results.evidence import EvidenceList
 from esper.simic import PPO, check_env, evaluate
 from esper.training.lookup import find_saved

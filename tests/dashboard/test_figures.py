@@ -6,7 +6,7 @@ import pytest
 
 from esper.dashboard.figures import plot_metrics, plot_trace
 from esper.growing.decisions import Decision, Trace
-from esper.lifecycle.slot_arrays import SlotState
+from esper.lifecycle.slot_state import SlotState
 from esper.telemetry import Metrics, Series
 
 pytest.importorskip("matplotlib")

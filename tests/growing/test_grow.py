@@ -39,7 +39,7 @@ from esper.growing.grown import Grown, GrowthSummary, SlotGrowth, germination_ep
 from esper.growth.blueprints.registry import blueprint_names
 from esper.growth.export import comes_from_esper
 from esper.lifecycle.factored_actions import HEAD_NAMES, Op
-from esper.lifecycle.slot_arrays import SlotState
+from esper.lifecycle.slot_state import SlotState
 from esper.modes import THREAD_VARIABLES
 from esper.tamiyo import NoGrowth, SavedController, save_controller
 from esper.tamiyo.controllers import saved as saved_files

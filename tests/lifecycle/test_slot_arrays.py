@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 
-from esper.lifecycle.slot_arrays import SlotArrays, SlotState, read_slots
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_state import SlotState, read_slots
 from esper.lifecycle.stages import Stage
 
 CONFIG = SlotConfig(("first", "second", "third"))

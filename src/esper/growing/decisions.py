@@ -18,8 +18,9 @@ from esper.formatting import (
     without_empty,
 )
 from esper.lifecycle.factored_actions import WAIT, Op, decode_action
-from esper.lifecycle.slot_arrays import SlotArrays, SlotState
+from esper.lifecycle.slot_arrays import SlotArrays
 from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_state import SlotState
 from esper.tamiyo import Controller
 from esper.tamiyo.controllers.learned import expected_return, expects_gain, op_probabilities
 

@@ -45,7 +45,7 @@ from esper.growth.ranks import Call, Ranks
 from esper.growth.saved_models import describe_slots, restore_slots
 from esper.growth.sharding import find_mesh, require_whole, reshard
 from esper.lifecycle.factored_actions import Op
-from esper.lifecycle.slot_arrays import SlotState
+from esper.lifecycle.slot_state import SlotState
 from esper.tamiyo import Controller, make_controller
 from esper.tamiyo.controllers.controller import require_controller
 from esper.training.lookup import AnyController, find_saved

@@ -1,4 +1,4 @@
-"""The state of slots: one slot as records and screens show it, and those of many hosts as arrays.
+"""The state of the slots of many hosts, as arrays.
 
 Shapes: N = hosts, S = slots.
 """
@@ -6,79 +6,21 @@ Shapes: N = hosts, S = slots.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.arrays import Flags, Floats, Integers
 from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_state import SlotState, name_state
 from esper.lifecycle.stages import Stage
 
 NO_BLUEPRINT = -1
 
 SIZES = ("kind", "first_hidden", "unit_parameters")
 """Columns that describe slots before anything grows there."""
-
-
-class SlotState(NamedTuple):
-    """One slot of one host after a step."""
-
-    stage: str
-    blueprint: str | None
-    """What the seed was made from; None without a seed."""
-    alpha: float
-    contribution: float | None
-    """Score with the seed minus score without it, as last measured; None if never measured."""
-    parameters: int = 0
-    """Parameters of the seed, 0 without one."""
-    n_fossils: int = 0
-    """Number of seeds that have become part of the block."""
-    fossil_parameters: int = 0
-
-    @property
-    def is_dormant(self) -> bool:
-        """Whether nothing grows in the slot."""
-        return self.stage == "dormant"
-
-    @property
-    def grown_parameters(self) -> int:
-        """Parameters of the seed and the fossils."""
-        return self.parameters + self.fossil_parameters
-
-    def without_seed(self) -> SlotState:
-        """Return the slot with its fossils only."""
-        return self._replace(stage="dormant", blueprint=None, alpha=0.0, parameters=0)
-
-
-_STAGES = [stage.name.lower() for stage in Stage]
-
-
-def read_slots(text: str, blueprints: Sequence[str]) -> list[SlotState]:
-    """Return the slots of a host, given what ``SlotArrays.as_text`` wrote.
-
-    Args:
-        text: A JSON list of [stage, blueprint or -1, alpha, contribution or null, parameters of
-            the seed, number of fossils, parameters of the fossils].
-        blueprints: The names of the blueprints; one that has none is shown by its number.
-    """
-    return [name_state(row, blueprints) for row in json.loads(text)]
-
-
-def name_state(row: Sequence[Any], blueprints: Sequence[str]) -> SlotState:
-    """Return a slot with names instead of numbers, and None instead of NaN."""
-    stage, _, alpha, contribution, *counts = row
-    number = int(row[1])
-    blueprint: str | None = None if number < 0 else str(number)
-    if 0 <= number < len(blueprints):
-        blueprint = blueprints[number]
-    is_measured = contribution is not None and not math.isnan(contribution)
-    return SlotState(
-        _STAGES[stage], blueprint, alpha, contribution if is_measured else None, *counts
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from esper.dashboard.views.episode import named
 from esper.dashboard.views.episodes import IN_PAIRS, Episode, last_episodes
 from esper.dashboard.views.run import Names, names_of, run_of, settings_of
 from esper.dashboard.views.values import Row, finite
-from esper.lifecycle.slot_arrays import read_slots
+from esper.lifecycle.slot_state import read_slots
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import StepRecord
 

@@ -12,7 +12,7 @@ from esper.dashboard.views.episodes import Episode, ended_episode, episode_list
 from esper.dashboard.views.run import Names, names_of, run_of, settings_of
 from esper.dashboard.views.values import Row, finite
 from esper.errors import TelemetryError
-from esper.lifecycle.slot_arrays import read_slots
+from esper.lifecycle.slot_state import read_slots
 from esper.lifecycle.stages import Stage
 from esper.telemetry import RunTelemetry
 from esper.telemetry.records import (
