@@ -153,6 +153,21 @@ def test_a_race_is_drawn_with_the_curve_of_each_size_and_where_it_stopped() -> N
     assert crosses == [[[2.0, 0.6]]]
 
 
+def test_a_size_that_joins_a_race_late_is_drawn_from_the_epoch_in_which_it_joined() -> None:
+    lanes = ({"x1": 0.5}, {"x1": 0.6, "x2": 0.7}, {"x2": 0.8})
+    steps = (replace(_decision(n), lanes=found) for n, found in enumerate(lanes, start=1))
+    (axis,) = Trace([*steps]).figure().axes
+    curves = {line.get_label(): list(line.get_xdata()) for line in axis.lines}
+    assert curves["x1: best 0.6"] == [1, 2]
+    assert curves["x2: best 0.8"] == [2, 3]
+    marks = [
+        (line.get_marker(), line.get_xdata()[0])
+        for line in axis.lines
+        if len(line.get_xdata()) == 1
+    ]
+    assert marks == [("X", 2), ("o", 2)]
+
+
 def test_a_trace_without_decisions_or_seeds_can_be_drawn() -> None:
     assert len(Trace().figure().axes) == 2
     assert len(Trace([_decision(1)]).figure().axes) == 2

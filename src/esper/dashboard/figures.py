@@ -422,25 +422,30 @@ def _draw_baseline(axis: Any, baseline: Sequence[float]) -> None:
 
 
 def _plot_race(trace: Trace, title: str, baseline: Sequence[float]) -> Figure:
-    """Return the scores of the sizes of a race, with a cross where one stopped."""
-    curves: dict[str, list[float]] = {}
+    """Return the scores of the sizes of a race: a dot where one joined, a cross where it stopped.
+
+    A size that joins has caught up by then, so its curve begins in that epoch.
+    """
+    curves: dict[str, dict[int, float]] = {}
     for step in trace:
         for name, score in step.lanes.items():
-            curves.setdefault(name, []).append(score)
+            curves.setdefault(name, {})[step.epoch] = score
     figure = empty_figure(9, 3.6)
     axis: Any = figure.subplots()
-    for number, (name, scores) in enumerate(sorted(curves.items())):
-        colour, n_epochs = COLOURS[number % len(COLOURS)], len(scores)
-        label = f"{name}: best {max(scores):.4g}"
-        axis.plot(range(1, n_epochs + 1), scores, color=colour, label=label)
-        if n_epochs < trace[-1].epoch:
-            axis.plot(n_epochs, scores[-1], "X", color=colour, markersize=9)
+    for number, (name, curve) in enumerate(sorted(curves.items())):
+        colour, epochs, scores = COLOURS[number % len(COLOURS)], [*curve], [*curve.values()]
+        axis.plot(epochs, scores, color=colour, label=f"{name}: best {max(scores):.4g}")
+        if epochs[0] > 1:
+            axis.plot(epochs[0], scores[0], "o", color=colour, markersize=7)
+        if epochs[-1] < trace[-1].epoch:
+            axis.plot(epochs[-1], scores[-1], "X", color=colour, markersize=9)
     _draw_baseline(axis, baseline)
     axis.set_xlim(0, trace[-1].epochs + 0.2)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("epoch")
     axis.set_ylabel("validation score")
-    axis.set_title("a cross marks where a size stopped", loc="right", fontsize="small")
+    note = "dot: a size joined, having caught up; cross: it stopped"
+    axis.set_title(note, loc="right", fontsize="small")
     axis.legend(edgecolor="none", framealpha=0.7, fontsize="small", loc="lower right")
     axis.grid(alpha=0.3)
     figure.suptitle(plain(title))
