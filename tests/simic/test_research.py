@@ -363,6 +363,29 @@ def test_a_gradient_that_is_not_finite_is_undone_though_the_loss_is() -> None:
     assert not moved(agent.policy, before)
 
 
+class Overflowing(torch.optim.SGD):
+    """Writes an infinite weight in its fourth step, where the loss and the gradient were finite."""
+
+    n_steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.n_steps += 1
+        if self.n_steps == 4:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].fill_(math.inf)
+
+
+@pytest.mark.parametrize("n_epochs", [1, 2, 4])
+def test_a_weight_that_is_not_finite_is_undone_though_the_last_loss_is(n_epochs: int) -> None:
+    agent = make_agent(n_minibatches=4 // n_epochs, n_epochs=n_epochs, target_kl=None)
+    agent.optimizer = Overflowing(agent.policy.parameters(), lr=1e-3)
+    buffer, before = fill(agent), weights_of(agent.policy)
+    with pytest.raises(NonFiniteError, match="weight after the update"):
+        agent.update(buffer)
+    assert not moved(agent.policy, before)
+
+
 @pytest.mark.parametrize("policy", ["mlp", "lstm"])
 def test_hooks_on_every_module_of_a_built_in_network_are_called(policy: str) -> None:
     model = small(policy=policy)

@@ -193,7 +193,7 @@ class PPOAgent:
             RolloutError: If the buffer is empty, a bootstrap value is missing, a return is not
                 finite or an action is one that its mask forbids.
             ConfigError: If there are fewer sequences than minibatches, or all weights are frozen.
-            NonFiniteError: If an observation, the loss or a gradient is not finite.
+            NonFiniteError: If an observation, the loss, a gradient or a new weight is not finite.
         """
         self._require_own(buffer)
         config, norms = self.config, list[Tensor]()
@@ -219,6 +219,7 @@ class PPOAgent:
                 config.clip_range,
                 rollout.explained_variance,
                 norms,
+                _norm([p.detach() for p in self._parameters if p.grad is not None]),
                 epochs_run=n_epochs,
                 stopped_early=is_too_far,
             )
@@ -251,12 +252,10 @@ class PPOAgent:
     def _clip_gradient(self) -> Tensor:
         """Scale the gradient down to ``max_grad_norm``; return the norm that it had."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # As clip_grad_norm_ does, in a third of its time: on a small network that shows.
-        foreach = cast(Any, torch)
-        norm = cast(Tensor, torch.linalg.vector_norm(torch.stack(foreach._foreach_norm(gradients))))
+        norm = _norm(gradients)
         if self.config.max_grad_norm is not None:
             scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            foreach._foreach_mul_(gradients, scale)
+            cast(Any, torch)._foreach_mul_(gradients, scale)
         return norm
 
     @contextmanager
@@ -388,6 +387,12 @@ def read_kl(epoch: Epoch) -> float:
             "hold NaN or infinity, or learning_rate is too high."
         )
     return kl / max(n, 1.0)
+
+
+def _norm(parts: list[Tensor]) -> Tensor:
+    """Return the norm of all parts together, as clip_grad_norm_ does, in a third of its time."""
+    foreach = cast(Any, torch)  # on a small network that shows
+    return cast(Tensor, torch.linalg.vector_norm(torch.stack(foreach._foreach_norm(parts))))
 
 
 def _is_scalar(value: Any) -> bool:

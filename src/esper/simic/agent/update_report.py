@@ -90,6 +90,7 @@ def report_update(
     clip_range: float,
     explained_variance: Tensor,
     gradient_norms: list[Tensor],
+    weight_norm: Tensor,
     **counts: int,
 ) -> UpdateReport:
     """Return the report of an update that ended with an epoch.
@@ -100,18 +101,21 @@ def report_update(
         clip_range: Beyond which a ratio counts as clipped.
         explained_variance: Of the returns, by the values as collected.
         gradient_norms: Before clipping, of each gradient step of the update.
+        weight_norm: Of the weights after the last of them.
         **counts: ``epochs_run`` and ``stopped_early`` of the report.
 
     Raises:
-        NonFiniteError: If a gradient or a term of the loss is not finite.
+        NonFiniteError: If a gradient, a weight or a term of the loss is not finite.
     """
     names = list(epoch[0][1])
     norms = torch.stack([*gradient_norms, explained_variance.new_zeros(())])
-    sums = torch.cat([torch.stack([explained_variance, norms.sum()]), *_sums(epoch, clip_range)])
-    explained, norm, free, *numbers = tensors.read_numbers(sums)
-    if not all(map(math.isfinite, (norm, *numbers))):
+    whole = torch.stack([explained_variance, norms.sum(), weight_norm.to(norms)])
+    sums = torch.cat([whole, *_sums(epoch, clip_range)])
+    explained, norm, weights, free, *numbers = tensors.read_numbers(sums)
+    if not all(map(math.isfinite, (norm, weights, *numbers))):
+        is_weight = math.isfinite(norm) and not math.isfinite(weights)
         raise NonFiniteError(
-            "a gradient of the update is not finite, so the update was undone; learning_rate "
+            f"a {'weight after' if is_weight else 'gradient of'} the update is not finite, so the update was undone; learning_rate "
             "is too high, or the loss has no finite slope."
         )
     n_steps = sum(len(batch.relevant) for batch, _ in epoch)
