@@ -39,7 +39,9 @@ def measured(log_ratio: Tensor, relevant: Tensor, clip_range: float = 0.2) -> Up
         n_free=torch.tensor(float(N)).double(),
     )
     epoch = [(batch, {"loss": zero})]
-    report = report_update(epoch, SPEC, clip_range, zero, [], zero, epochs_run=1, stopped_early=False)
+    report = report_update(
+        epoch, SPEC, clip_range, zero, [], zero, epochs_run=1, stopped_early=False
+    )
     assert read_kl(epoch) == pytest.approx(report.approx_kl)
     return report
 

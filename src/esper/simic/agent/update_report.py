@@ -115,8 +115,8 @@ def report_update(
     if not all(map(math.isfinite, (norm, weights, *numbers))):
         is_weight = math.isfinite(norm) and not math.isfinite(weights)
         raise NonFiniteError(
-            f"a {'weight after' if is_weight else 'gradient of'} the update is not finite, so the update was undone; learning_rate "
-            "is too high, or the loss has no finite slope."
+            f"a {'weight after' if is_weight else 'gradient of'} the update is not finite, so the "
+            "update was undone; learning_rate is too high, or the loss has no finite slope."
         )
     n_steps = sum(len(batch.relevant) for batch, _ in epoch)
     n_heads = spec.n_heads
