@@ -238,6 +238,12 @@ def test_an_interrupt_from_the_terminal_does_not_reach_workers() -> None:
         assert pool.run(jobs_of(1))[0][2] == pid
 
 
+def test_a_worker_is_bound_to_the_first_process_before_it_imports_pytorch() -> None:
+    script = "import sys, esper.training.worker_pool; print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
 @pytest.mark.slow
 def test_workers_end_with_the_pool() -> None:
     made = ProcessPool(1, warm_up=WARM_UP)

@@ -27,8 +27,6 @@ from time import monotonic
 from types import ModuleType
 from typing import Any, Protocol
 
-import torch
-
 from esper.errors import EsperError, EsperWarning, WorkerError, summarize_error
 
 MAX_DEATHS = 3
@@ -305,6 +303,8 @@ def prepare_worker(threads: int, warm_up: str) -> None:
         threads: Threads that PyTorch may use.
         warm_up: A module to import before the first job; empty for none.
     """
+    import torch  # for seconds, and a worker must be bound to the first process before that
+
     # Hosts are made of cycles; walking over all of torch's objects took a tenth of the time.
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION)
     warnings.simplefilter("ignore")  # the first process warns of the same things itself
@@ -415,11 +415,11 @@ def _begin_process(share: Any, threads: int, warm_up: str) -> None:
     """Begin a worker process, in a session of its own that ends with the first process."""
     global _share
     _share = share
+    if sys.platform == "linux":  # a process that is stopped goes too
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # the results of a command go there
-    if sys.platform == "linux":  # a process that is stopped goes too
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare_worker(threads, warm_up)
 
