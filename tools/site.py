@@ -22,7 +22,14 @@ SHOWN = (
     "src/esper/tamiyo/controllers/shipped/*.png",
 )
 """What the site shows, or offers for download."""
-BOOSTS = {"docs/glossary.md": 4.0, "docs/reference/": 0.5, "CHANGELOG.md": 0.2, "README.md": 2.0}
+BOOSTS = {
+    "docs/glossary.md": 4.0,
+    "README.md": 2.0,
+    "docs/reference/api/": 0.25,
+    "docs/reference/": 0.5,
+    "benchmarks/": 0.5,
+    "CHANGELOG.md": 0.2,
+}
 """How much more or less than others a page counts in searches, by the start of its path."""
 
 

@@ -24,9 +24,14 @@ GLOSSARY: dict[str, str] = {
         "A recipe for a seed: its name, where it fits, and how it is built. `esper blueprints` "
         "lists all."
     ),
-    "surgery": (
-        "A change of a model's own layers that leaves its output unchanged. Widening adds units "
-        "that nothing reads yet, deepening a copy of a residual block that adds nothing yet."
+    "surgery": "A change of a model's own layers that leaves its output unchanged.",
+    "widen": (
+        "To add units, heads or channels to a model's own layers. Nothing reads them yet, so the "
+        "output does not change."
+    ),
+    "deepen": (
+        "To add copies of residual blocks to a model's own list of blocks. They add nothing yet, "
+        "so the output does not change."
     ),
     "controller": (
         "What decides, after every epoch, whether and where a host grows: a fixed schedule, rules, "
@@ -115,8 +120,6 @@ GLOSSARY: dict[str, str] = {
 """The definition of each word, in the order of a reader's first questions."""
 
 FORMS: dict[str, str] = {
-    "widen": "surgery",
-    "deepen": "surgery",
     "blending": "blend",
     "holding": "hold",
     "fossilized": "fossilize",

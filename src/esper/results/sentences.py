@@ -152,11 +152,13 @@ def growth_sentence(evidence: Evidence) -> str:
     n_grown = int((own.grown_parameters.max(0) > 0.0).sum())
     were = "was" if n_grown == 1 else "were"
     counted = f"{n_grown} of {many(evidence.n_hosts, 'host')} {were} grown"
-    facts = f"score {points(against.score)} with {_compute(own, plain)} ({counted}"
-    if own.grown_share < SELDOM:
-        verdict = "Growth was too rare to tell" if n_grown else "No host was grown"
-        return f"{verdict}: {facts}; {_return_without_growth(against, own, plain)})."
-    return f"{_growth_verdict(against)}: {facts}{_growth_reason(against)})."
+    facts = f"score {points(against.score)} with {_compute(own, plain)}"
+    why = _return_without_growth(against, own, plain) if own.grown_share < SELDOM else ""
+    if not n_grown:
+        return f"No host was grown: {facts} ({why})."
+    if why:
+        return f"Growth was too rare to tell: {facts} ({counted}; {why})."
+    return f"{_growth_verdict(against)}: {facts} ({counted}{_growth_reason(against)})."
 
 
 def _growth_verdict(against: Finding) -> str:

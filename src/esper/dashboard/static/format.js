@@ -46,7 +46,7 @@ export function compact(value) {
   if (!isNumber(value)) return UNKNOWN;
   const size = Math.abs(value);
   if (size >= 1000) return count(value);
-  if (size !== 0 && size < 0.001) return value.toExponential(1).replace("-", "−");
+  if (size !== 0 && size < 0.001) return value.toExponential(1).replaceAll("-", "−");
   const digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3;
   return number(value, digits);
 }

@@ -6,10 +6,18 @@ import { Problem } from "./messages.js";
 
 const MAX_LETTERS = 4000;
 
+const TAG = "(?:^|\\s)#([\\p{L}\\p{N}][\\p{L}\\p{N}_.-]*)";
+
 /** Gives the tags in notes, each once; the # of a heading is followed by a space. */
 export function tagsIn(notes) {
-  const found = (notes ?? "").matchAll(/(?:^|\s)#([\p{L}\p{N}][\p{L}\p{N}_.-]*)/gu);
+  const found = (notes ?? "").matchAll(new RegExp(TAG, "gu"));
   return [...new Set([...found].map(([, tag]) => tag.replace(/\.+$/, "")))];
+}
+
+/** Gives the first line of notes without the tags at its end, which are shown by themselves. */
+export function firstLine(notes) {
+  const [line] = notes.split("\n", 1);
+  return line.replace(/^#+\s+/, "").replace(new RegExp(`(?:${TAG})+\\s*$`, "u"), "");
 }
 
 /** The notes with a button to edit them. In a report, they can be read only. */

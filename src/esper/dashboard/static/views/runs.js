@@ -4,7 +4,7 @@ import { html, useState } from "../html.js";
 import { StateBadge } from "../components/badge.js";
 import { Progress } from "../components/facts.js";
 import { Empty, Problem, Waiting } from "../components/messages.js";
-import { tagsIn } from "../components/notes.js";
+import { firstLine, tagsIn } from "../components/notes.js";
 import { CurveSpark, curveScales } from "../components/sparkline.js";
 import { TableBox } from "../components/table_box.js";
 import { useQuery } from "../data.js";
@@ -56,7 +56,7 @@ export function RunsScreen() {
       <h1>Runs</h1>
       <span class="muted small">${many(data.runs.length, "run")} in ${data.runs_dir}</span>
       <div class="rest">
-        ${data.runs.length > 1 && html`<label class="field">find <input type="search" value=${wanted} placeholder="name, task, notes, #tag"
+        ${data.runs.length > 1 && html`<label class="field">find <input type="search" value=${wanted} placeholder="name, task, #tag"
           onInput=${(event) => setWanted(event.currentTarget.value)} /></label>
         <label class="field">group by <select value=${group} onChange=${(event) => setGroup(event.currentTarget.value)}>
           ${Object.keys(GROUPS).map((name) => html`<option key=${name} value=${name}>${name || "nothing"}</option>`)}</select></label>`}
@@ -169,10 +169,6 @@ export function fixedGap(run) {
 /** Gives the score minus that of the same hosts with no growth, as well as it is known. */
 export function scoreGap(run) {
   return run.score_gap ? run.score_gap.mean : (run.score_gain ?? null);
-}
-
-function firstLine(text) {
-  return text.split("\n", 1)[0].replace(/^#+\s*/, "");
 }
 
 function allParameters(run) {
