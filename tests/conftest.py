@@ -51,6 +51,20 @@ def done_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield train(tiny_config(), run_dir=tmp_path_factory.mktemp("runs") / "done")
 
 
+@pytest.fixture
+def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch as it starts on a machine with four processors."""
+    from esper import modes
+
+    for name in modes.THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(modes, "default_threads", lambda: {4})
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep runs that have no place of their own in the test's folder."""

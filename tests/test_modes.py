@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
 
 from esper import modes
 from esper.modes import SMALL_STEP, THREAD_VARIABLES, default_threads, suitable_threads
-
-
-@pytest.fixture
-def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """PyTorch as it starts on a machine with four processors."""
-    for name in THREAD_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(modes, "default_threads", lambda: {4})
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("four_threads")

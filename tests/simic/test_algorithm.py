@@ -38,6 +38,7 @@ from esper.simic import (
     linear,
 )
 from esper.simic.algorithm import EsperWarning
+from esper.storage.checkpoint_folder import CheckpointWarning
 from tests.simic.small_envs import Countdown, Doors, Env, Masked, Picks, Recall
 
 SMALL = NetworkConfig(hidden_sizes=(16,), image_size=16)
@@ -630,6 +631,21 @@ def test_saving_again_replaces_the_model(tmp_path: Path) -> None:
 
 
 # -- resuming -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_only_another_number_of_threads_while_training_is_warned_of(tmp_path: Path) -> None:
+    checkpoints, best, saved = (tmp_path / name for name in ("checkpoints", "best", "saved"))
+    callbacks = [Checkpoint(checkpoints), Evaluate(16, save_best=best, n_episodes=1)]
+    PPO("CartPole-v1", n_steps=16).learn(16, callbacks=callbacks).save(saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PPO.resume(checkpoints)
+        PPO.load(best)
+        PPO.load(saved)
+    torch.set_num_threads(3)  # as the user chose, so learn keeps it
+    with pytest.warns(CheckpointWarning, match="threads 1, now 3"):
+        PPO.resume(checkpoints)
 
 
 class StopAt(Callback):

@@ -581,7 +581,8 @@ class PPO:
     ) -> Path:
         """Save what :meth:`checkpoint_state` returned, now or before."""
         folder = CheckpointFolder(path, keep_last=keep_last)
-        folder.save(state, step=state["num_timesteps"])
+        with suitable_threads(self.policy):  # a checkpoint says with how many it was trained
+            folder.save(state, step=state["num_timesteps"])
         return Path(path)
 
     def checkpoint_state(self) -> dict[str, Any]:
@@ -634,20 +635,20 @@ class PPO:
         Raises:
             CheckpointError: If the folder holds a saved model and no checkpoint.
         """
-        saved = read_folder(path)
-        if saved.get("training") is None:
+        loaded = read_folder(path)
+        if loaded.state.get("training") is None:
             raise CheckpointError(
                 f"{path} holds a saved model but no checkpoint; use PPO.load, or save checkpoints "
                 "by callbacks=Checkpoint(folder)."
             )
         own = {"policy": policy, "loss": loss, "optimizer": optimizer, "device": device}
-        model = restore(cls, saved, env, path, own, {})
+        model = restore(cls, loaded, env, path, own, {})
         if model._environments is None:
             raise UnsupportedEnvironmentError(
                 f"{path} was trained on an environment without an id; pass it: "
                 "PPO.resume(path, env=...)."
             )
-        restore_training(model, saved, path)
+        restore_training(model, loaded.state, path)
         model.resumed_from = Path(path).resolve()
         model.folders.add(("checkpoints", model.resumed_from))
         return model

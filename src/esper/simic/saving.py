@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from esper.config.checks import NonNegativeInt, PositiveInt, check
 from esper.config.learning import NetworkConfig
 from esper.errors import CheckpointError, UnsupportedEnvironmentError
+from esper.modes import suitable_threads
 from esper.simic.agent import ActionSpec
 from esper.simic.policy.factory import POLICIES
 from esper.simic.rollout.factory import EnvLike
@@ -20,7 +21,13 @@ from esper.simic.rollout.space_json import decode_space, encode_space
 from esper.simic.schedules import Schedule
 from esper.simic.settings import SCHEDULED, PPOSettings
 from esper.simic.tensors import choose_device
-from esper.storage.checkpoint_folder import CheckpointFolder, damage_named, step_of
+from esper.storage.checkpoint_folder import (
+    CheckpointFolder,
+    Loaded,
+    damage_named,
+    step_of,
+    warn_of_differences,
+)
 
 if TYPE_CHECKING:
     from esper.simic.algorithm import PPO
@@ -37,8 +44,8 @@ def own_parts(model: PPO, loss: Any, optimizer: Any) -> dict[str, str | None]:
     }
 
 
-def read_folder(path: str | os.PathLike[str]) -> dict[Any, Any]:
-    """Return what was saved to a folder.
+def read_folder(path: str | os.PathLike[str]) -> Loaded:
+    """Return what was saved to a folder; :func:`restore` warns of other versions.
 
     Raises:
         CheckpointError: If there is no such folder, or nothing intact in it.
@@ -56,7 +63,7 @@ def read_folder(path: str | os.PathLike[str]) -> dict[Any, Any]:
         raise CheckpointError(
             f"{path} is one checkpoint; pass the folder it is in, {folder.parent}."
         )
-    return CheckpointFolder(path).latest().state
+    return CheckpointFolder(path).latest(resumes=False)
 
 
 def state_of(model: PPO, *, is_resumable: bool) -> dict[str, Any]:
@@ -100,7 +107,7 @@ def _training_state(model: PPO) -> dict[str, Any]:
 
 def restore(
     kind: type[Model],
-    saved: dict[Any, Any],
+    loaded: Loaded,
     env: EnvLike | None,
     path: Any,
     own: dict[str, Any],
@@ -110,12 +117,13 @@ def restore(
 
     Args:
         kind: :class:`PPO`, or a subclass.
-        saved: What :func:`read_folder` returned.
+        loaded: What :func:`read_folder` returned.
         env: The environment, if it is not the saved one.
         path: Where it was saved, for messages.
         own: Parts that a file does not hold: ``policy``, ``loss``, ``optimizer``, ``device``.
         changed: Settings of the update to change.
     """
+    saved = loaded.state
     settings = cast("dict[str, Any]", saved.get("settings"))
     agent = cast("dict[str, Any]", saved.get("agent"))
     if type(settings) is not dict or type(agent) is not dict:
@@ -173,6 +181,8 @@ def restore(
         model._has_masks = check("has_masks", saved["has_masks"], bool | None)
         if model._rewards is not None and saved["rewards"] is not None:
             model._rewards.load_state_dict(saved["rewards"])
+    with suitable_threads(model.policy):  # as in learn
+        warn_of_differences(loaded)
     return model
 
 

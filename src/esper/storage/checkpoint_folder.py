@@ -145,7 +145,7 @@ class CheckpointFolder:
         _warn_of(problems)
         if loaded is not None:
             if resumes:
-                _warn_of_differences(loaded)
+                warn_of_differences(loaded)
             return loaded
         if problems:
             names = ", ".join(path.name for path in problems)
@@ -310,8 +310,11 @@ def _environment() -> dict[str, Any]:
     }
 
 
-def _warn_of_differences(loaded: Loaded) -> None:
-    """Warn of differences from the saving process that can change results."""
+def warn_of_differences(loaded: Loaded) -> None:
+    """Warn of differences from the saving process that can change results.
+
+    Training that sets a number of threads calls this while it is set, and saves so too.
+    """
     then = loaded.about["made_with"]
     differences = [
         f"{key} {then.get(key)}, now {value}"
