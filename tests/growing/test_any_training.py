@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from esper.errors import BadDataError, EsperError, GrowerError
+from esper.growing import objectives
 from esper.growing.decisions import Decision
 from esper.growing.grow import grow
 
@@ -377,3 +378,47 @@ def test_a_last_batch_of_one_sample_is_answered_with_drop_last() -> None:
     loader = DataLoader(TensorDataset(X[:33], CLASSES[:33]), batch_size=32)
     with pytest.raises(EsperError, match=r"on a batch of 1 sample; .*drop_last=True"):
         grow(Normed(), loader, (X[VAL], CLASSES[VAL]), 1, controller="no-growth")
+
+
+def precision_of_class_1(outputs: Tensor, targets: Tensor) -> Tensor:
+    hits = outputs.argmax(1) == 1
+    return (hits & (targets == 1)).sum() / hits.sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("limit", [2**26, 0], ids=["whole", "too much"])
+def test_a_metric_of_the_users_sees_all_batches_at_once(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objectives, "MAX_KEPT", limit)
+    loader = DataLoader(TensorDataset(X[VAL], CLASSES[VAL]), 7)
+    grown = grow(
+        make(),
+        (X[TRAIN], CLASSES[TRAIN]),
+        loader,
+        8,
+        controller="no-growth",
+        learning_rate=3e-2,
+        metric=precision_of_class_1,
+    )
+    found = predict(grown.model)
+    whole = float(precision_of_class_1(found, CLASSES[VAL]))
+    parts = zip(found.split(7), CLASSES[VAL].split(7), strict=True)
+    mean = sum(len(y) * float(precision_of_class_1(p, y)) for p, y in parts) / len(found)
+    assert abs(whole - mean) > 1e-3
+    assert grown.summary.after == pytest.approx(whole if limit else mean)
+
+
+def test_the_scale_of_a_metric_of_the_users_does_not_matter() -> None:
+    found = set[tuple[tuple[int, int, int], ...]]()
+    for scale in (0.01, 1.0, 100.0):
+        grown = grow(
+            make(),
+            *split(CLASSES),
+            6,
+            learning_rate=1e-2,
+            seed=0,
+            metric=lambda p, y, s=scale: s * (p.argmax(1) == y).double().mean(),
+        )
+        sizes = ((one.factor, one.n_epochs, one.best_epoch) for one in grown.summary.sizes)
+        found.add(tuple(sizes))
+    assert len(found) == 1

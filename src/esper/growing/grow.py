@@ -97,13 +97,15 @@ def grow(
             cross-entropy for classes, or the squared error for numbers. Classes are whole targets,
             or floats of which all are 0 or 1 if the model has one output.
         metric: ``"accuracy"``, ``"mse"``, ``"r2"``, ``"loss"``, an :class:`esper.Metric`, or a
-            function of outputs and targets where more is better; None chooses one by the targets.
+            function of outputs and targets where more is better, which gets all validation data
+            at once where their outputs and targets are tensors; None chooses one by the targets.
             ``"mse"`` and ``"r2"`` take all floats for numbers.
         class_weights: A weight for each class, for the default loss.
         price: How much score one plain training run costs, for the controller. At 0, the default
             for a model, it never ends the training early; a task has its own price.
         tolerance: How far the returned size may be from the best one: points of the metric as a
-            share of 1, so 0.01 is 1 point of accuracy, or a share of a loss. At 0 the best wins.
+            share of 1, so 0.01 is 1 point of accuracy, or a share of a loss or of a metric of your
+            own. At 0 the best wins.
         controller: ``"shipped"`` for a race of sizes (for a task, a model with slots or a price,
             the learned controller), ``"learned"`` for the learned controller, the folder of a saved
             one or of a run, a run, the name of a simple controller, or a controller.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, cast
 
@@ -67,6 +67,10 @@ class Totals:
     targets: float = 0.0
     """Sum of the targets of a regression, and of their squares."""
     squares: float = 0.0
+    kept: list[tuple[Any, Any, int]] = field(default_factory=list[tuple[Any, Any, int]])
+    """Outputs, targets and size of batches that a metric of the user's has not seen yet."""
+    n_kept: int = 0
+    """Numbers in them."""
 
     @property
     def mean(self) -> float:
@@ -113,6 +117,8 @@ class Objective:
     _add: Callable[[Totals, Any, Any, int], None]
     _value: Callable[[Totals], float] = lambda totals: totals.mean
     _score: Callable[[float, Totals], float | None] = lambda value, _: value
+    has_scale: bool = True
+    """Whether 1 is perfect, so that differences of the metric are points, not shares of it."""
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss of a batch, a scalar."""
@@ -398,13 +404,53 @@ def _from_metric(
     )
 
 
+MAX_KEPT = 2**26
+"""Outputs and targets, in numbers, up to which a metric of the user's sees all data at once."""
+
+
 def _from_function(metric: MetricFunction, loss: LossFunction) -> Objective:
+    """Return an objective whose metric sees all data at once, as F1 or a correlation must.
+
+    Where there is too much of it, or batches cannot be joined, it is the mean over batches.
+    """
+
+    def call(outputs: Any, targets: Any) -> float:
+        return as_number("what the metric returns", metric(outputs, targets))
+
+    def add_kept(totals: Totals) -> None:
+        for outputs, targets, size in totals.kept:
+            totals.metric += call(outputs, targets) * size
+            totals.n += size
+        totals.kept, totals.n_kept = [], 0
+
     def add(totals: Totals, outputs: Any, targets: Any, size: int) -> None:
-        totals.metric += as_number("what the metric returns", metric(outputs, targets)) * size
-        totals.n += size
+        totals.kept.append((outputs, targets, size))
+        totals.n_kept += sum(each.numel() for each in (outputs, targets) if torch.is_tensor(each))
+        if totals.n_kept > MAX_KEPT or not _can_join(totals.kept[0], totals.kept[-1]):
+            add_kept(totals)
+
+    def value(totals: Totals) -> float:
+        if totals.n:
+            add_kept(totals)
+            return totals.mean
+        outputs, targets, _ = zip(*totals.kept, strict=True)
+        return call(torch.cat(outputs), torch.cat(targets))
 
     name = getattr(metric, "__name__", type(metric).__name__)
-    return Objective("metric" if name == "<lambda>" else name, False, loss, add)
+    name = "metric" if name == "<lambda>" else name
+    return Objective(name, False, loss, add, value, has_scale=False)
+
+
+def _can_join(first: tuple[Any, Any, int], other: tuple[Any, Any, int]) -> bool:
+    """Return whether outputs and targets of batches are tensors that differ in length alone."""
+    return all(
+        isinstance(part, Tensor)
+        and part.ndim > 0
+        and len(part) == other[2]
+        and isinstance(known, Tensor)
+        and known.shape[1:] == part.shape[1:]
+        for known, part in zip(first[:2], other[:2], strict=True)
+    )
 
 
 def _make_named(metric: str, loss: LossFunction) -> Objective:

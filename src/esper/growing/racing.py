@@ -67,6 +67,7 @@ class SizeRace:
                     epochs=work.plan.n_epochs,
                     tolerance=self.tolerance,
                     is_better_low=work.objective.is_better_low,
+                    has_scale=work.objective.has_scale,
                     is_large=count_parameters(work.given) >= LARGE_MODEL,
                 ),
                 work.objective,

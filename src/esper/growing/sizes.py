@@ -58,6 +58,8 @@ class SizeRule:
     epochs: int
     tolerance: float
     is_better_low: bool
+    has_scale: bool = True
+    """Whether 1 is perfect: differences are points then, and otherwise shares of the metric."""
     is_large: bool = False
     """Whether the given model is large, so that wide sizes cost much."""
 
@@ -143,9 +145,12 @@ class SizeRule:
 
     def _gap(self, better: float, worse: float) -> float:
         """Return how much better a metric is: in points as shares of 1, or as a share of it."""
-        if self.is_better_low:
-            return (worse - better) / max(abs(better), abs(worse), 1e-12)
-        return (better - worse) / max(1.0, abs(better), abs(worse))
+        gap = worse - better if self.is_better_low else better - worse
+        return gap / max(1.0 if self._has_points else 1e-12, abs(better), abs(worse))
+
+    @property
+    def _has_points(self) -> bool:
+        return self.has_scale and not self.is_better_low
 
     def _best(self, curve: Sequence[float]) -> float:
         """Return the best metric of some epochs; NaN without a number."""
@@ -158,5 +163,5 @@ class SizeRule:
         gap = f"{100.0 * abs(lead):.1f}"
         if float(gap) == 0.0:
             return "level with"
-        unit = "%" if self.is_better_low else " points"
+        unit = " points" if self._has_points else "%"
         return f"{gap}{unit} {'ahead of' if lead > 0.0 else 'behind'}"
