@@ -192,6 +192,21 @@ def test_a_dry_run_writes_nothing(
     assert os.listdir(folder.parent) == ["model"]
 
 
+@pytest.mark.parametrize("how", ["--out", "--dry-run"])
+def test_a_named_place_that_the_configuration_cannot_express_is_refused(
+    saved: Callable[..., tuple[Path, Any]], capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    folder, _ = saved("GPT2LMHeadModel")
+    out = [how, str(folder.parent / "larger")] if how == "--out" else [how]
+    words = ["--widen", "2", "--widen-at", "transformer.h.0.attn", "--deepen", "1"]
+    assert main(["expand", str(folder), *words, *out]) == 2
+    told = capsys.readouterr()
+    assert "cannot express a change of transformer.h.0.attn" in told.err
+    assert "--widen-at" in told.err
+    assert told.out == ""
+    assert os.listdir(folder.parent) == ["model"]
+
+
 @pytest.mark.parametrize("name", MODELS[:3])
 def test_a_trained_expanded_decoder_generates_the_same_with_and_without_a_cache(
     name: str, saved: Callable[..., tuple[Path, Any]]

@@ -120,8 +120,10 @@ def expand_checkpoint(
             changes.append(
                 _widen(model, widen, sample_input=sample, at=widen_at, generator=generator)
             )
+            _require_expressible(model, changes[-1], "widen")
         if deepen is not None:
             changes.append(_deepen(model, deepen, sample_input=sample, at=deepen_at))
+            _require_expressible(model, changes[-1], "deepen")
         if not changes:
             raise SurgeryError("nothing to do; give deepen, widen or both.")
         growth = _describe(model, changes, deepen=deepen, widen=widen)
@@ -232,6 +234,16 @@ def _from_pretrained(
 
 
 _widen, _deepen = widen, deepen
+
+
+def _require_expressible(model: Any, change: Change, verb: str) -> None:
+    """Raise if the configuration cannot follow what was named."""
+    if change.inexpressible:
+        raise SurgeryError(
+            f"the configuration of {type(model).__name__} cannot express a change of "
+            f"{change.inexpressible}, so from_pretrained could not load the result; leave that out "
+            f"of --{verb}-at, or call esper.{verb} in Python and save the module itself."
+        )
 
 
 def _describe(

@@ -68,6 +68,8 @@ class Change:
         """Largest difference of the outputs before and after, relative to the largest output."""
         self.notes = (*result.notes, *_frozen_note(result.edits[0]))
         """What to know about it, such as what was left as it is, and why."""
+        self.inexpressible = operation.inexpressible
+        """What the configuration cannot express; empty if ``from_pretrained`` loads the model."""
         self._has_optimizer = operation.has_optimizer
         self._edits = result.edits
         self._model = operation.model

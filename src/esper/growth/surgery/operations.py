@@ -327,6 +327,8 @@ class Operation:
         self.has_optimizer = bool(self._optimizers)
         averages = as_list(ema, nn.Module, "ema", SurgeryError)
         self._averages = [own_module(each) for each in averages]
+        self.inexpressible = ""
+        """What was changed although the configuration cannot express it, and why that is so."""
         self._draws_numbers = False
         self._rejection = ""
         """Why the last configuration that was tried is invalid, in the words of its class."""
@@ -425,6 +427,7 @@ class Operation:
             )
             edits = Edits(self.model)
             plan.apply(edits, chosen, None)
+            self.inexpressible = others
             return plan, chosen, edits, [note]
         edits = self._apply_whole(best, kept) if kept else None
         if edits is None:
