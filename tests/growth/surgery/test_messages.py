@@ -93,6 +93,35 @@ def test_new_parts_of_frozen_layers_are_noted_and_freeze_old_trains_them() -> No
     assert trained == {"0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "3.weight"}
 
 
+def test_states_that_cannot_be_carried_are_noted_with_their_optimizer() -> None:
+    model = mlp(4)
+    matrices = torch.optim.Adafactor([p for p in model.parameters() if p.ndim == 2])
+    vectors = torch.optim.Adam([p for p in model.parameters() if p.ndim < 2])
+    model(X).square().mean().backward()
+    matrices.step()
+    vectors.step()
+    change = esper.widen(model, 2.0, sample_input=X, optimizer=[matrices, vectors])
+    (note,) = change.notes
+    assert note.startswith("Adafactor starts anew for 0.weight, 3.weight,")
+    assert note in repr(change)
+    assert not matrices.state[model[0].weight]
+    assert vectors.state[model[0].bias]["exp_avg"].shape == model[0].bias.shape
+
+
+def test_states_that_are_carried_are_not_noted() -> None:
+    model = mlp(4)
+    for optimizer in (
+        torch.optim.Adafactor(model.parameters()),
+        torch.optim.Adam(model.parameters()),
+    ):
+        change = esper.widen(model, 2.0, sample_input=X, optimizer=optimizer)
+        assert change.notes == ()  # there is no state yet
+        model(X).square().mean().backward()
+        optimizer.step()
+    change = esper.widen(model, 2.0, sample_input=X, optimizer=optimizer)
+    assert change.notes == ()
+
+
 def test_an_undone_change_freezes_nothing() -> None:
     model = mlp(4)
     change = esper.widen(model, 2.0, sample_input=X)

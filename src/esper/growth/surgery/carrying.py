@@ -29,12 +29,17 @@ def as_list(given: Any, kind: type, name: str, error: type[EsperError]) -> list[
     return list(items)
 
 
-def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> None:
+def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> list[str]:
     """Put new parameters where the old ones were, with their state; new entries have none.
 
     A parameter of a copied block joins the group of its original.
+
+    Returns:
+        What to say about states that could not be carried.
     """
+    notes: list[str] = []
     for optimizer in optimizers:
+        lost: list[str] = []
         lists: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
         edits.on_undo(
             partial(_restore, optimizer, [list(own) for own in lists], {**optimizer.state})
@@ -43,8 +48,10 @@ def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> None:
         for each in edits.replaced:
             if each.old is not None and (own := homes.get(id(each.old))) is not None:
                 _put(own, each.old, each.new)
-                if each.old in optimizer.state:
-                    optimizer.state[each.new] = _padded(optimizer.state.pop(each.old), each)
+                if state := optimizer.state.pop(each.old, None):
+                    optimizer.state[each.new] = _padded(state, each)
+                    if not optimizer.state[each.new]:
+                        lost.append(each.name)
             elif (own := homes.get(id(each.like))) is not None and id(each.new) not in homes:
                 own.append(each.new)
             else:
@@ -57,6 +64,18 @@ def carry_optimizers(edits: Edits, optimizers: Sequence[Optimizer]) -> None:
         if any(each.old is None for each in edits.replaced):
             for own in lists:
                 _sort(own, edits.model)
+        if lost:
+            notes.append(
+                f"{type(optimizer).__name__} starts anew for {shortened(lost)}, because the state "
+                "that it keeps of them does not have their shape."
+            )
+    return notes
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first two names, and how many more there are."""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 def _restore(

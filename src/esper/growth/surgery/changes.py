@@ -20,6 +20,7 @@ from esper.errors import SurgeryError, type_of
 from esper.formatting import html_lines, html_table, text_table
 from esper.growth.dry_run import SampleInput
 from esper.growth.modules import count_parameters
+from esper.growth.surgery.carrying import shortened
 from esper.growth.surgery.checking import describe_difference
 from esper.growth.surgery.edits import Edits
 from esper.growth.surgery.operations import At, ChangedPlace, Deepening, Operation, Plan, Widening
@@ -307,9 +308,8 @@ def _frozen_note(edits: Edits) -> list[str]:
     ]
     if not frozen:
         return []
-    more = f" and {len(frozen) - 2} more" if len(frozen) > 2 else ""
     return [
-        f"New parts of {', '.join(frozen[:2])}{more} do not train, because their layers are "
+        f"New parts of {shortened(frozen)} do not train, because their layers are "
         "frozen; change.freeze_old() trains all that is new, and only that."
     ]
 

@@ -354,7 +354,7 @@ class Operation:
                 plan.apply(own, chosen, None)
             edits.append(own)
             difference = self._compare(plan, chosen)
-            carry_optimizers(own, self._optimizers)
+            notes += carry_optimizers(own, self._optimizers)
             for average in self._averages:
                 edits.append(Edits(average))
                 plan.apply(edits[-1], chosen, named_tensors(self.model))
