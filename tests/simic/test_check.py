@@ -252,6 +252,11 @@ ONES, NO_DOOR = np.ones(5, np.int8), np.array([[1, 1, 1], [0, 0, 0]])
             "masks",
             "'head_1' .* at step 3",
         ),
+        (
+            masking(lambda _: np.array([[1, 0, 1], [1, 1, 1]])),
+            "masks",
+            "choice 2 of head 'head_0', which has size 2",
+        ),
         (masking(lambda _: {"doors": np.ones(3)}), "masks", "'doors'"),
         (
             masking(lambda self: [np.where(m, 0.0, -np.inf) for m in Corridor.mask(self)]),

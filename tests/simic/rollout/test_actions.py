@@ -230,6 +230,15 @@ def test_batches_of_masks_that_do_not_fit_are_named(masks: np.ndarray) -> None:
         MaskReader(SPEC, CPU).read_batch(masks)
 
 
+def test_a_choice_in_the_padding_is_an_error() -> None:
+    masks = np.array(LEGAL, np.int8)
+    masks[1, 0, 2] = 1  # move has two choices
+    reader = MaskReader(SPEC, CPU)
+    for read in (reader.read_batch, reader.read_each, lambda one: reader.read_batch(objects(*one))):
+        with pytest.raises(ShapeError, match=r"environment 1.* choice 2 of head 'move'.* size 2"):
+            read(masks)
+
+
 def test_what_is_read_is_a_copy() -> None:
     masks = np.concatenate([MOVE, DOOR], axis=1).astype(bool)
     read: ChoiceMasks = MaskReader(SPEC, CPU).read_batch(masks)

@@ -84,10 +84,10 @@ class MaskReader:
     """Reads the masks that environments give, in any of the usual forms.
 
     For one environment: a mask for each discrete head (a tuple or list), all of them as one flat
-    array, a dict by head name, or what ``sample(mask=)`` of a ``Tuple`` or ``Dict`` space takes.
-    In a tuple or dict, None means that everything is legal; a ``Box`` has no other mask. A dict may
-    also hold conditional masks: ``"door|move"`` is a table ``[choices of move, choices of door]``.
-    Masks are bool, or 0 and 1.
+    array or as rows padded with 0, a dict by head name, or what ``sample(mask=)`` of a ``Tuple`` or
+    ``Dict`` space takes. In a tuple or dict, None means that everything is legal; a ``Box`` has no
+    other mask. A dict may also hold conditional masks: ``"door|move"`` is a table
+    ``[choices of move, choices of door]``. Masks are bool, or 0 and 1.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class MaskReader:
         self._head_of = [head for head, size in enumerate(spec.sizes) for _ in range(size)]
         self._sizes = list(spec.sizes)
         self._flat_shapes = ((int(starts[-1]),), (spec.n_discrete, spec.n_choices))
+        self._padding = np.setdiff1d(np.arange(spec.n_discrete * spec.n_choices), self._place)
         is_composed = isinstance(space, (spaces.Tuple, spaces.Dict))
         parts = parts_of(cast("spaces.Space[Any]", space)) if is_composed else []
         self._in_tuple = parts if isinstance(space, spaces.Tuple) else []
@@ -199,13 +200,26 @@ class MaskReader:
     def _from_flat(self, flat: NDArray[Any]) -> ChoiceMasks:
         """Return masks ``[E, P]``, or already padded ``[E, D, K]``, as the policy reads them."""
         if flat.ndim == 3:
-            flat = flat.reshape(len(flat), -1)[:, self._place]
+            rows = flat.reshape(len(flat), -1)
+            self._check_padding(rows[:, self._padding])
+            flat = rows[:, self._place]
         flags = _as_flags(flat, lambda place: self.spec.names[self._head_of[place]])
         n_heads, n_choices = self._flat_shapes[1]
         padded = np.zeros((len(flags), n_heads * n_choices), np.bool_)
         padded[:, self._place] = flags
         legal = torch.from_numpy(padded.reshape(-1, n_heads, n_choices)).to(self._device)
         return ChoiceMasks(legal, is_padded=True)
+
+    def _check_padding(self, padding: NDArray[Any]) -> None:
+        """Refuse a choice beyond a head's last: the mask is of another space."""
+        if padding.any():
+            env, place = (int(i) for i in np.argwhere(padding)[0])
+            head, choice = divmod(int(self._padding[place]), self.spec.n_choices)
+            raise ShapeError(
+                f"the action mask of environment {env} holds {padding[env, place]} for choice "
+                f"{choice} of head {self.spec.names[head]!r}, which has size {self._sizes[head]}; "
+                "pad rows with 0, or give a mask for each head in a tuple."
+            )
 
     def _read_named(self, masks: Mapping[str, Any]) -> ChoiceMasks:
         """Read masks by the names of heads or of parts, conditional ones among them."""
